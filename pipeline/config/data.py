@@ -336,7 +336,7 @@ class DataConfig:
 
     @property
     def vectors(self) -> list[str]:
-        """What the model has a vector of: the categorical features, and the sequences."""
+        """The names of the model's vectors: the categorical features, and the sequences."""
         return [*self.sparse, *self.sequences]
 
     @property
@@ -362,7 +362,7 @@ class DataConfig:
 
     @property
     def event_tables(self) -> tuple[str, ...]:
-        """The tables that columns of sequences have for themselves, by their features' names."""
+        """The tables that only columns of sequences use, by their features' names."""
         tables = []
         for name, sequence in self.sequences.items():
             for column, each in sequence.features.items():
@@ -375,11 +375,11 @@ class DataConfig:
 
     @property
     def max_normed(self) -> frozenset[str]:
-        """The numeric features of transform max_norm, which is a layer of the model."""
+        """The numeric features with transform max_norm, which is a layer of the model."""
         return frozenset(name for name in self.dense if self.transform_of(name) == "max_norm")
 
     def transform_of(self, feature: str) -> str:
-        """Return the transform of a numeric feature; of a vector that names none standardise."""
+        """Return the transform of a numeric feature; for a vector without one, standardise."""
         each = self.dense[feature]
         if each.transform:
             return each.transform
@@ -388,12 +388,12 @@ class DataConfig:
 
     @property
     def connector(self) -> Connector | None:
-        """How the table or stream is read that ``format`` names; None for files."""
+        """The connector that reads the table or stream named by ``format``; None for files."""
         return CONNECTORS.get(self.format) if self.format in CONNECTORS.names() else None
 
     @property
     def has_file_per_day(self) -> bool:
-        """Whether the logs of every day are delivered by themselves: in files of their own, or by their arrival."""
+        """Whether the logs of every day are delivered separately, in their own files or by their arrival."""
         if self.connector is not None:
             return self.connector.by_day and self.day is not None
         return DAY_FIELD.search(self.path or "") is not None

@@ -158,7 +158,7 @@ def check_value(value: Any, path: str, known: Setting) -> None:
 
 
 def besides_auto(known: Setting) -> str:
-    """Return what a setting that may be ``auto`` takes besides."""
+    """Return the other values of a setting that may be ``auto``."""
     if known.low is None and known.high is None:
         return "true or false"
     return "a whole number"
@@ -181,7 +181,7 @@ def _plain(bound: float) -> str:
 
 
 def nearest_of(value: Any, allowed: tuple[str, ...]) -> str:
-    """Return the entry of ``allowed`` that is spelled most like ``value``, else the first."""
+    """Return the entry of ``allowed`` that is spelled most like ``value``, or else the first."""
     return next(iter(difflib.get_close_matches(str(value), allowed, n=1)), allowed[0])
 
 

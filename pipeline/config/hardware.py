@@ -139,7 +139,7 @@ class HardwareConfig:
 
     @property
     def only_tables(self) -> bool:
-        """Whether these are the embedding hosts of a cluster, as planning has them apart from the workers."""
+        """Whether these are a cluster's embedding hosts, which planning treats separately from the workers."""
         return 0 < self.embedding_hosts == self.hosts
 
     @property

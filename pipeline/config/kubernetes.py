@@ -35,7 +35,7 @@ PATCH_ALL = "all"
 
 
 def check_kubernetes(config: Config) -> None:
-    """ConfigError for a setting that a cluster would refuse."""
+    """Raise ConfigError for a setting that a cluster would refuse."""
     pods = config.launch.pods
     if not DIGEST.fullmatch(pods.image):
         raise ConfigError(

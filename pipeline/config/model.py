@@ -107,7 +107,7 @@ class ModelConfig:
 
     @property
     def task_architecture(self) -> TaskArchitecture:
-        """What the tasks share, with its options; ConfigError for an option that it lacks."""
+        """The architecture of the tasks with its options; ConfigError for an option that it lacks."""
         return with_options(TASK_ARCHITECTURES, self.tasks, self.task_options, "model.task_options")
 
     def check(self, path: str) -> None:
@@ -124,7 +124,7 @@ class ModelConfig:
         return self.tables.get(name) or TableConfig()
 
     def sequence(self, name: str) -> SequenceModel:
-        """Return what becomes of sequence ``name``."""
+        """Return the model settings of sequence ``name``."""
         return self.sequences.get(name) or SequenceModel()
 
     def dim_of(self, table: str) -> int:

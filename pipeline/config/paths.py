@@ -101,7 +101,7 @@ class SettingPlace:
 
     @property
     def prefix(self) -> str:
-        """The beginning of the paths of its settings."""
+        """The prefix of the paths of its settings."""
         return f"{self.path}.*." if self.has_entries else f"{self.path}."
 
 
@@ -119,7 +119,7 @@ def settings() -> Iterator[SettingPlace]:
 
 
 def find_place(path: str) -> SettingPlace | None:
-    """The group or setting at ``path``: ``data.sparse.*.rows`` for ``data.sparse.C1.rows``; None if there is none."""
+    """Return the group or setting at ``path``: ``data.sparse.*.rows`` for ``data.sparse.C1.rows``; None if none is."""
     return _walked(path)[0]
 
 
@@ -199,7 +199,7 @@ def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
 
 
 def describe(kind: Any) -> str:
-    """``kind`` in words: 'a number', 'a list [a,b] of strings'."""
+    """Describe ``kind`` in words: 'a number', 'a list [a,b] of strings'."""
     inner = strip_none(kind)
     none = " or null" if inner is not kind else ""
     if typing.get_origin(inner) is list:
@@ -216,12 +216,12 @@ def describe(kind: Any) -> str:
 
 
 def entry_type(kind: Any) -> Any:
-    """``X`` of ``dict[str, X]``."""
+    """Return ``X`` of ``dict[str, X]``."""
     return typing.get_args(kind)[1]
 
 
 def strip_none(kind: Any) -> Any:
-    """``X`` of ``X | None``."""
+    """Return ``X`` of ``X | None``."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
         # Leave a union of several types as it is, since none of them stands for the setting.
         rest = [part for part in typing.get_args(kind) if part is not type(None)]
@@ -230,7 +230,7 @@ def strip_none(kind: Any) -> Any:
 
 
 def override_key(name: str) -> str | None:
-    """``name`` as the key of a mapping in an override: ``user\\:id``; None for a name that only YAML can write.
+    """Return ``name`` as a mapping's key in an override: ``user\\:id``; None for a name that only YAML can write.
 
     Hydra's grammar takes a backslash before some characters of a key, and no quotes around it.
     """

@@ -24,13 +24,13 @@ _LISTS_SETTINGS = "checkpoint.allow"
 
 
 def renamed_error(path: str, before: str = "", after: str = "") -> ConfigError | None:
-    """The error for an old name; None for any other. ``before``, ``after``: text around the new name in the hint."""
+    """Return the error for an old name, or None. ``before``, ``after``: text around the new name in the hint."""
     now = RENAMED.get(path)
     return ConfigError(f"{path} is now {now}", hint=f"{before}{now}{after}") if now else None
 
 
 def parse_recorded(text: str) -> Any:
-    """Return the plain data in ``text``, the YAML of a recorded configuration, its names as they were then.
+    """Return the plain data in ``text``, the YAML of a recorded configuration, with the names of its time.
 
     For settings that are only compared or shown: ``from_yaml``, which checks them against the schema, takes sixty times
     as long.
@@ -42,12 +42,12 @@ def parse_recorded(text: str) -> Any:
 
 
 def with_new_names(record: Mapping[str, Any]) -> dict[str, Any]:
-    """``record``, a configuration or a part of one as plain data, with the current names."""
+    """Return ``record``, plain data of a configuration or a part of one, with the current names."""
     return _renamed(record, RENAMED)
 
 
 def with_first_names(record: Mapping[str, Any]) -> dict[str, Any]:
-    """``record`` with the first names, as keys use them."""
+    """Return ``record`` with the first names, as keys use them."""
     return _renamed(record, _FIRST)
 
 
@@ -78,7 +78,7 @@ def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def config_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return the settings that differ, by their names now: {dotted path: [then, now]}; None if one does not have it."""
+    """Return the settings that differ, by current name: {dotted path: [then, now]}; None if one does not have it."""
     a, b = leaves(with_new_names(then)), leaves(with_new_names(now))
     changes = {}
     # A union of dictionaries, unlike one of sets, keeps the order of the settings. A setting that is null counts as

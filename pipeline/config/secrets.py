@@ -51,13 +51,13 @@ _OF_ENVIRONMENT = re.compile(
 
 
 def is_secret(text: str) -> bool:
-    """Whether ``text`` is a URL with a password or a signature, a connection string with a key, or a private key."""
+    """Whether ``text`` is a private key, a connection string with a key, or a URL with a password or a signature."""
     patterns = (_WITH_PASSWORD, _SIGNED, _CONNECTION, _PRIVATE_KEY, _TOKEN)
     return any(pattern.search(text) for pattern in patterns)
 
 
 def recorded(config: Config) -> dict[str, Any]:
-    """All settings of ``config`` as files and trackers get them: without the webhook, whose URL may be a secret."""
+    """Return all settings of ``config`` for files and trackers, without the webhook, whose URL may be secret."""
     # ``asdict`` copies the groups, so ``config`` keeps its webhook.
     tree = asdict(config)
     tree["nightly"]["webhook"] = None
@@ -65,7 +65,7 @@ def recorded(config: Config) -> dict[str, Any]:
 
 
 def without_secret(override: str) -> str:
-    """``override`` as messages show it: without its value where that is a webhook or holds a secret."""
+    """Return ``override`` for messages: without its value if that is a webhook or holds a secret."""
     key = override.partition("=")[0]
     # Hide every webhook, even if its URL is not recognised as a secret: many services put a token into the path.
     if key.lstrip("+") == WEBHOOK or is_secret(override):

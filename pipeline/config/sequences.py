@@ -198,7 +198,7 @@ def _safe(name: str) -> str:
 
 
 def given_sequences(sequences: Mapping[str, SequenceConfig]) -> dict[str, SequenceConfig]:
-    """The same ``sequences``, of rows that come with those that ingestion builds: column ``<name>``, of structs."""
+    """Return ``sequences`` for rows that already have those that ingestion builds: column ``<name>`` of structs."""
     given = {}
     for name, each in sequences.items():
         if each.built:
@@ -222,7 +222,7 @@ def check_sequences(
     default_mapping: str,
     default_separator: str | None,
 ) -> None:
-    """ConfigError for a name that is ``taken``, and for tables and targets that no feature of ``sparse`` has."""
+    """Raise ConfigError for a ``taken`` name, and for tables and targets that no feature of ``sparse`` has."""
     for name, sequence in sequences.items():
         # The dataset has columns for a sequence's features beside all others, so their names must be free, too.
         columns = {event_feature(name, column) for column in (*sequence.features, AGE)}

@@ -92,7 +92,7 @@ class TaskOptions:
 
 
 def check_task_names(path: str, tasks: dict[str, TaskLabel]) -> None:
-    """Names must be usable as columns, and ``given`` must name an earlier binary task."""
+    """Check that names are usable as columns, and that ``given`` names an earlier binary task."""
     before = [MAIN_TASK]
     for name, task in tasks.items():
         if name in TAKEN_TASKS or not _NAME.fullmatch(name):

@@ -455,7 +455,7 @@ class TrainConfig:
 
     @property
     def dealt_lanes(self) -> int:
-        """Lanes that rows are dealt to, if the dataset has row groups for so many: one if they are not shuffled."""
+        """Lanes that rows are dealt to, if the dataset has enough row groups; one if they are not shuffled."""
         return self.lanes if self.shuffle else 1
 
     @property
@@ -489,7 +489,7 @@ class TrainConfig:
 
     @property
     def dense_state_values(self) -> float:
-        """float32 values that training keeps for each dense parameter beside it and its gradient."""
+        """float32 values that training keeps for each dense parameter besides the parameter and its gradient."""
         return DENSE_OPTIMIZERS.get(self.dense_optimizer).state_values + self.average.active
 
     def check(self, path: str) -> None:
@@ -561,9 +561,9 @@ GROUPS_A_LANE = 8
 
 
 def fitting_lanes(lanes: int, global_batch: int, groups: int) -> int:
-    """The largest divisor of ``lanes`` that divides the global batch and leaves each lane eight of the row groups.
+    """Return the largest divisor of ``lanes`` that divides the batch and leaves each lane eight row groups.
 
-    One lane, where a dataset has fewer than sixteen row ``groups``. Ranks and hardware do not matter.
+    A dataset with fewer than sixteen row ``groups`` has one lane. Ranks and hardware do not matter.
     """
     most = min(lanes, groups // GROUPS_A_LANE)
     return max((n for n in range(1, most + 1) if lanes % n == 0 and global_batch % n == 0), default=1)

@@ -37,7 +37,7 @@ class Resampled:
     replicates: NDArray[np.float64]
 
     def interval(self, confidence: float, tests: int = 1) -> Interval:
-        """point -+ z * standard error of the replicates; ``tests``: intervals that shall hold together (Bonferroni)."""
+        """Return point -+ z * standard error of the replicates; ``tests`` intervals hold together (Bonferroni)."""
         z = NormalDist().inv_cdf(1 - (1 - confidence) / (2 * tests))
         spread = z * float(np.nanstd(self.replicates))
         return Interval(self.point, self.point - spread, self.point + spread)

@@ -32,7 +32,7 @@ class CalibrationRows:
     def of(
         logits: NDArray[np.floating], labels: NDArray[np.floating], weights: NDArray[np.floating] | None
     ) -> CalibrationRows:
-        """Sorted rows with a weight above 0; DataError unless there are some of both classes."""
+        """Sort rows with a weight above 0; DataError unless there are some of both classes."""
         row_weights = fill_weights(labels, weights)
         counted = row_weights > 0
         values, clicked = logits[counted].astype(np.float64), (labels[counted] == 1).astype(np.float64)
@@ -304,7 +304,7 @@ def _sums(
     starts: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> tuple[Floats, Floats, Floats]:
-    """By slice the log likelihood's first derivative by its shift, minus the second, and the first's variance."""
+    """Return per slice the log likelihood's first and minus second derivative by shift, and the first's variance."""
     predicted = sigmoid(logits + np.repeat(shifts, counts))
     spread = predicted * (1 - predicted)
     score = np.add.reduceat(weights * (clicked - predicted), starts)
@@ -322,7 +322,7 @@ def _most_probable(
     counts: NDArray[np.int64],
     variance: float,
 ) -> Floats:
-    """The shifts at the largest posterior probability, all slices at once: Newton's method with bounded steps."""
+    """Find the most probable shifts of all slices at once, by Newton's method with bounded steps."""
     shifts = np.zeros(len(counts))
     for _ in range(_SLICE_STEPS):
         score, information, _ = _sums(logits, clicked, weights, shifts, starts, counts)

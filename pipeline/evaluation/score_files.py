@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Frame(Protocol):
-    """A frame of Polars, pandas, Arrow, or any other library that hands on Arrow's streams."""
+    """A frame of Polars, pandas, Arrow, or any other library that exports Arrow's streams."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Return the PyCapsule of a stream of its rows."""
@@ -57,14 +57,14 @@ class Columns:
 
     Attributes:
         label: 0 or 1, or a boolean.
-        score: Of the candidate, and of the incumbent in a file of its own; None: the first of ``SCORES`` there is.
-        incumbent_score: Of the incumbent; None: as ``score``, in a file of its own.
+        score: The candidate's score, and the incumbent's in its own file; None: the first of ``SCORES`` that exists.
+        incumbent_score: The incumbent's score; None: as ``score``, in its own file.
         weight: How many rows a row counts as; None: one.
-        key: Columns whose values name a row, by which two files are matched; none: row by row.
-        slices: Columns by whose values the rows are judged too.
-        time: Rows are sorted by it; None: they are in the order of time.
-        user: Whose rows GAUC ranks; None: it is not measured.
-        logits: Scores are logits, not probabilities.
+        key: Columns whose values identify a row, by which two files are matched; none: row by row.
+        slices: Columns by whose values the rows are judged as well.
+        time: Rows are sorted by it; None: they are in the order of time already.
+        user: The user whose rows GAUC ranks; None: it is not measured.
+        logits: Whether scores are logits, not probabilities.
     """
 
     label: str = "label"

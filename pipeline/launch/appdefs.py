@@ -32,12 +32,12 @@ _ROLE_NAME, _DEFAULT_ROLE = "ROLE_NAME", "default"
 
 
 def distributed(name: str) -> bool:
-    """Return whether what is called ``name`` runs on all ranks: some stages do, the launcher's pod does not."""
+    """Return whether the stage or pod ``name`` runs on all ranks: some stages do, the launcher's pod does not."""
     return any(stage.distributed for stage in STAGES if stage.name == name)
 
 
 def ranks_of(stage: str, config: Config) -> int:
-    """Return the ranks that ``stage`` runs on here: all of this machine's, or one."""
+    """Return the number of ranks that run ``stage`` here: all of this machine's, or one."""
     return config.machine_ranks if distributed(stage) else 1
 
 
@@ -91,7 +91,7 @@ def rank_environment(stage: str, config: Config) -> dict[str, str]:
 
 
 def hosts_of(stage: str, config: Config) -> int:
-    """Return the pods that ``stage`` runs in on a cluster: one a host, or one."""
+    """Return the number of pods that run ``stage`` on a cluster: one per host, or one."""
     return config.hardware.hosts if distributed(stage) else 1
 
 

@@ -96,7 +96,7 @@ def _final_problem(store: Store, artifact: Artifact) -> str:
 
 
 class StageError(Exception):
-    """A launched stage died without an error of the family; ``report`` is what a rank said, if any."""
+    """A launched stage died without a known error; ``report`` is what a rank reported, if any."""
 
     def __init__(self, message: str, report: Report | None, log: str) -> None:
         super().__init__(message)
@@ -104,7 +104,7 @@ class StageError(Exception):
 
     @property
     def exit_code(self) -> int:
-        """1 for a fault that a rank reported; a rank that is gone without a word was ended from outside."""
+        """1 for a fault that a rank reported; a rank that is gone without a report was ended from outside."""
         reported = self.report is not None and self.report.status == "failed"
         return UNEXPECTED if reported else LaunchError.exit_code
 
@@ -126,10 +126,10 @@ class StageChain:
     """One run's steps over a store.
 
     Args:
-        run_inline: Does a stage in this process; the others are submitted to the scheduler.
+        run_inline: Runs a stage in this process; the others are submitted to the scheduler.
         write: Takes the output of launched stages as it comes.
-        remake: Returns the steps of the run on other hosts, written down for the ranks; None: it keeps its hosts.
-        discard: Removes what a forced step made, and returns the step as it is to run then.
+        remake: Returns the steps of the run on other hosts, and writes them for the ranks; None: the hosts are fixed.
+        discard: Removes what a forced step made, and returns the step to run instead.
         columns: The terminal's width, 0 if there is none.
     """
 

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class NoRoomError(GivenUpError):
-    """Pods of a stage find no place. ``running``: how many of its pods have one."""
+    """Pods of a stage find no place. ``running``: the number of its pods that have one."""
 
     def __init__(self, message: str, *, hint: str = "", running: int = 0) -> None:
         super().__init__(message, hint=hint)
@@ -63,7 +63,7 @@ def with_more_hosts(config: Config, more: int) -> Config:
 
 
 class MoreRoomError(Exception):
-    """A stage has ended to go on with ``hosts`` more hosts."""
+    """A stage has ended in order to go on with ``hosts`` more hosts."""
 
     def __init__(self, hosts: int) -> None:
         super().__init__(f"room for {hosts} more hosts")
@@ -73,18 +73,18 @@ class MoreRoomError(Exception):
 class Growth:
     """Watches for room for hosts that a stage gave up (``launch.grow``).
 
-    The scheduler takes the room for it, so that nobody else does and a node group grows for it. Once there is some and
-    training has committed another checkpoint, the stage is told to end as on a node that is drained, and goes on from
-    its newest checkpoint by a plan for more hosts. If they find no place after all, the run shrinks again.
+    The scheduler holds the room for it, so that nobody else takes it and a node group grows for it. Once there is room
+    and training has committed another checkpoint, the stage ends as on a node that is drained, and resumes from its
+    newest checkpoint by a plan for more hosts. If they find no place after all, the run shrinks again.
 
     Args:
-        missing: How many hosts.
-        minutes: Before it asks for room.
-        patience: Minutes that it waits for the rest where there is room for some.
-        reached: Returns the newest checkpoint, None if the store does not say.
+        missing: The number of hosts that the stage gave up.
+        minutes: How long to wait before asking for room.
+        patience: Minutes to wait for the rest if there is room for some.
+        reached: Returns the newest checkpoint, None if the store does not answer.
 
     Attributes:
-        requested: For how many more hosts the stage was to end, in a request whose answer is lost.
+        requested: How many more hosts the stage was to end for, in a request whose answer is lost.
     """
 
     def __init__(

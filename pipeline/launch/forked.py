@@ -31,8 +31,8 @@ class ForkServer:
     """The process of ``forkserver.py``.
 
     Args:
-        modules: What it imports.
-        environment: Its variables while it does.
+        modules: The modules that it imports.
+        environment: Its variables during the imports.
         command: The internal command that its ranks run.
     """
 
@@ -50,7 +50,7 @@ class ForkServer:
         self._received, self._ranks = b"", 0
 
     def lives(self) -> bool:
-        """Return whether it can fork."""
+        """Return whether the server can fork."""
         return self._process.poll() is None
 
     def fork(self, request: Request) -> None:
@@ -114,8 +114,8 @@ class ForkedJob(LoggedJob):
     """A stage's ranks, forked by ``server``.
 
     Args:
-        directory: Of all logs.
-        name: Of the app in it.
+        directory: The folder of all logs.
+        name: The app's folder in it.
         seconds: How long the other ranks may take to end once one has failed.
     """
 

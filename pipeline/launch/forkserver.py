@@ -39,7 +39,7 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 @dataclass(frozen=True)
 class Request:
-    """Ranks to fork. ``arguments``: of the command that they run; ``environment``: variables of all ranks.
+    """Ranks to fork. ``arguments``: those of their command; ``environment``: variables of all ranks.
 
     ``stdout``: the file that all of them write to; ``stderr``: each rank's own file. ``meet``: they form a group.
     """
@@ -51,7 +51,7 @@ class Request:
     meet: bool = True
 
     def line(self) -> str:
-        """As the launcher writes it, which ``Request(**json.loads(line))`` reads."""
+        """Return the launcher's line, which ``Request(**json.loads(line))`` reads."""
         return f"{json.dumps(asdict(self))}\n"
 
 

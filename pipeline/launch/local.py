@@ -65,7 +65,7 @@ def require_one_machine(config: Config) -> None:
 
 
 class LocalStages:
-    """Children of this process, which end with it: CPU ranks are forked, all others started by TorchX.
+    """Runs stages as children of this process, which end with it: CPU ranks are forked, all others started by TorchX.
 
     Args:
         columns: The terminal's width, 0 if there is none.
@@ -88,7 +88,7 @@ class LocalStages:
             self._fork_server(submitted[0], [step.name for step in steps if self.is_forked(step.name)])
 
     def takes(self, stage: str) -> bool:
-        """Return whether ``stage`` needs what a fork server imports anyway."""
+        """Return whether ``stage`` needs modules that a fork server imports anyway."""
         lives = self._server is not None and self._server.lives()
         return lives and self.is_forked(stage) and bool(STAGES.get(stage).modules(self.config))
 
@@ -116,7 +116,7 @@ class LocalStages:
         )
 
     def room(self, step: Step, hosts: int) -> Room:
-        """LaunchError: this machine does not become larger (the configuration is refused before)."""
+        """Raise LaunchError: this machine does not grow (the configuration is refused before)."""
         raise LaunchError(f"launch=local has no room for {hosts} more hosts", hint="launch.grow=false")
 
     def is_forked(self, stage: str) -> bool:

@@ -30,10 +30,10 @@ _EVENTS = {1: "memory.oom_control", 2: "memory.events"}
 
 
 class MemoryCgroup:
-    """A cgroup below our own, there until ``remove``; OSError if none can be made.
+    """A cgroup below our own, which exists until ``remove``; OSError if none can be made.
 
     Args:
-        limit: In bytes, None for one that another process made.
+        limit: Bytes, or None for a group that another process made.
     """
 
     def __init__(self, name: str, limit: int | None = None) -> None:
@@ -117,7 +117,7 @@ def plan_of(step: Step, store: Store) -> Artifact | None:
 
 
 def is_held(config: Config, plan: Artifact | None) -> bool:
-    """Whether ``launch.limit_memory`` asks for a limit on runs of ``plan``: with auto, those with tables on SSD."""
+    """Return whether ``launch.limit_memory`` limits runs of ``plan``: with auto, those with tables on SSD."""
     if config.launch.limit_memory != "auto":
         return config.launch.limit_memory == "always"
     return plan is not None and plan.summary.get("tiers", {}).get("ssd_bytes", 0) > 0

@@ -15,7 +15,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """A signal asked the launcher to end; ``exit_code`` is 128 + its number, as shells have it."""
+    """A signal asked the launcher to end; ``exit_code`` is 128 plus its number, as in shells."""
 
     def __init__(self, number: int, words: str = "") -> None:
         message = f"stopped by {signal.Signals(number).name}"

@@ -11,10 +11,10 @@ MAX_LOG_BYTES = 1 << 20
 
 
 class LoggedJob:
-    """The part of a ``StageJob`` on this machine that its log files answer.
+    """The part of a ``StageJob`` on this machine that reads its log files.
 
     Args:
-        name: Of the app, as TorchX's handle or its last part; its log files lie below ``directory``.
+        name: The app's name, as TorchX's handle or its last part; its log files lie below ``directory``.
         stdout: The file that ``output`` follows.
     """
 
@@ -89,6 +89,6 @@ def killed_rank(log: str) -> tuple[int, int] | None:
 
 
 def never_met(log: str) -> bool:
-    """Return whether torchrun gave up waiting for the other hosts, by its own account in ``log``."""
+    """Return whether torchrun gave up waiting for the other hosts, according to ``log``."""
     # Look for the names of its exceptions, because torchrun has no exit code for this.
     return "RendezvousTimeoutError" in log or "RendezvousConnectionError" in log

@@ -177,7 +177,7 @@ def same_logits(expected: Sequence[float], found: Sequence[float]) -> bool:
 
 
 def format_logits(logits: Sequence[float]) -> str:
-    """Return the first logits, for a message."""
+    """Format the first logits for a message."""
     return ", ".join(f"{each:.6g}" for each in logits[:_PROBE_ROWS]) or "not finite"
 
 
@@ -326,10 +326,10 @@ class Ensemble(nn.Module):
 
     Args:
         members: ``DenseModel``s. Their embeddings come concatenated, all members' of a feature side by side.
-        shares: What logits count, [m] or [m, T].
+        shares: The weights of logits, [m] or [m, T].
         dim: Width of a member's embeddings, which come as [b, F, m * dim].
-        widths: Of the features' embeddings in a member, where they differ and come as [b, m * sum of widths].
-        events: By sequence the widths of its columns.
+        widths: Widths of the features' embeddings in a member, if they differ and come as [b, m * sum of widths].
+        events: The widths of each sequence's columns.
     """
 
     def __init__(

@@ -70,7 +70,7 @@ class Current:
 
 
 def read_current(store: Store, model: str) -> Current:
-    """Return what serves; an empty line if nothing was published yet. ArtifactError for a damaged file."""
+    """Read what serves; an empty line if nothing was published yet. ArtifactError for a damaged file."""
     return _read(store, model)[1]
 
 
@@ -118,9 +118,9 @@ def incumbent(store: Store, model: str) -> Artifact | None:
 class Training:
     """What a version was made from: the ``key`` of its training, its ``weights``, and its ``content``.
 
-    ``weights`` names the checkpoints by key and step. That key does not cover the plan, as the same training goes on
-    under another one: on a machine that was measured again, or with other ranks, it has another ``key`` alone.
-    ``content`` is a checksum of tables and dense part: settings that change nothing here make the same model, too.
+    ``weights`` names the checkpoints by key and step. That key does not cover the plan, since the same training may go
+    on under another plan: on a machine that was measured again, or with other ranks, only its ``key`` differs.
+    ``content`` is a checksum of tables and dense part: settings that change nothing here also make the same model.
     """
 
     key: str | None = None
@@ -148,7 +148,7 @@ class Training:
         return Training(key=version.inputs.get("train"), weights=",".join(weights) or None, content=content)
 
     def is_same(self, other: Training) -> bool:
-        """Return whether both are one training."""
+        """Return whether both are the same training."""
         # None is unknown, and two unknown values prove nothing.
         pairs = ((self.key, other.key), (self.weights, other.weights), (self.content, other.content))
         return any(one is not None and one == another for one, another in pairs)

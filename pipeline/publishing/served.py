@@ -60,13 +60,13 @@ class ServedModel:
 
     Args:
         directory: The version's files.
-        memory: Bytes for table rows, at most.
-        calibrate: False: its logits are those of the program, as training gives them.
-        ranks: Processes of this machine that open it beside each other and share ``memory``.
+        memory: The most bytes for table rows.
+        calibrate: False: return the program's logits, as training gives them.
+        ranks: Processes of this machine that open the version at the same time and share ``memory``.
 
     Raises:
         ArtifactError: A file is damaged.
-        OtherCodeError: What is installed here is not what made the version.
+        OtherCodeError: The version was made by other code than is installed here.
     """
 
     def __init__(self, directory: Path, memory: int, *, calibrate: bool = True, ranks: int = 1) -> None:
@@ -184,7 +184,7 @@ class ServedModel:
 
 @contextmanager
 def local_version(store: Store, path: str, needed: Sequence[str] = NEEDED) -> Iterator[Path]:
-    """The files ``needed`` of a version in a local folder; from an object store, they are fetched into a temporary one.
+    """Yield a local folder with the files ``needed`` of a version, fetched into a temporary one from an object store.
 
     ``needed``: files, and folders for all files in them.
     """

@@ -49,7 +49,7 @@ def record_bytes(dim: int, coding: str) -> int:
 
 
 def bits(flags: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """``flags`` [n], eight in a byte."""
+    """Pack ``flags`` [n], eight to a byte."""
     return np.packbits(flags, bitorder="little")
 
 
@@ -68,11 +68,13 @@ _PIECE = 256
 
 
 class RowCache:
-    """``places`` records in memory, direct-mapped. A row takes the place of another once that one's credit is used up:
-    a hit earns a credit, another row's miss costs one, so a row asked for once does not drive out a hot one.
+    """``places`` records in memory, direct-mapped: a hot row is not driven out by a row that is read once.
+
+    A row takes another one's place once that one's credit is used up: a hit earns a credit, a miss of another row
+    costs one.
 
     Threads may share a cache. A place's row number, credit and record change together, under a lock; rows are fetched
-    outside of it, so that several threads wait for the disk at a time.
+    without it, so that several threads can wait for the disk.
     """
 
     def __init__(self, places: int, record_bytes: int) -> None:
@@ -114,8 +116,8 @@ class RowCache:
 class TableReader:
     """Looks up rows in the file at ``path``, with at most ``memory`` bytes of it in memory.
 
-    A file that fits is read as a whole. ``ranks``: processes of this machine that open it beside each other: they share
-    the pages of a file that fits, and each has its part of ``memory`` for rows of a larger one.
+    A file that fits is read as a whole. ``ranks``: processes of this machine that open it at the same time: they share
+    the pages of a file that fits, and divide ``memory`` for rows of a larger one.
 
     Raises:
         ArtifactError: The file's size does not match ``layout``.

@@ -24,7 +24,7 @@ SAMPLE_ROWS = 2048
 
 @dataclass(frozen=True)
 class WrittenTable:
-    """The layout of a written table, its number of values that were not finite, and which rows were trained.
+    """The layout of a written table, its number of values that are not finite, and its trained rows.
 
     ``trained``: a bit for each row (``is_set``); None if the optimizer has no state that shows it.
     """

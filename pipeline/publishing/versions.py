@@ -36,13 +36,13 @@ def version_path(model: str, version: str) -> str:
 
 
 def new_version(store: Store, model: str, key: str) -> str:
-    """Return a name for a new version: the next number, and the start of its ``key``, which keeps two writers apart."""
+    """Return a new version's name: the next number, and the start of its ``key``, which keeps two writers apart."""
     latest = max(map(number_of, store.names(model_path(model))), default=0)
     return f"v{latest + 1:05d}-{key[:8]}"
 
 
 def number_of(version: str) -> int:
-    """Return the number in a version's name, which rises with each one made; 0 for another name."""
+    """Return the number in a version's name, which rises with each new version; 0 for another name."""
     match = NAME.fullmatch(version)
     if match is None:
         return 0

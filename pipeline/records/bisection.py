@@ -29,7 +29,7 @@ class Suspect(Record):
 
     @property
     def title(self) -> str:
-        """Its kind and names, in a sentence."""
+        """The suspect's kind and names, in a sentence."""
         return f"{self.kind} {', '.join(self.names)}"
 
 

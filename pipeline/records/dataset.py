@@ -129,7 +129,7 @@ class TableSchema:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All that looks rows up in it."""
+        """All columns that look up rows in the table."""
         return (*self.features, *self.events)
 
 
@@ -171,7 +171,7 @@ class DatasetSchema(Record):
 
     @property
     def counted(self) -> bool:
-        """Whether rows count for more or less than one row."""
+        """Whether some rows count for more or less than one row."""
         return self.row_weights or bool(self.sampled)
 
     @property
@@ -202,7 +202,7 @@ class DatasetSchema(Record):
 
     @property
     def vectors(self) -> tuple[str, ...]:
-        """The names of the model's embedding vectors: the sparse features, and behind them the sequences."""
+        """The names of the model's embedding vectors: the sparse features, followed by the sequences."""
         return (*(column.name for column in self.sparse), *(each.name for each in self.sequences))
 
     def with_vectors(self, names: Sequence[str]) -> DatasetSchema:
@@ -292,7 +292,7 @@ class SequenceProfile(Record):
 
     @property
     def looked_up(self) -> float:
-        """Mean events a row that a model works on: an empty history has the one of missing values."""
+        """Mean events per row that a model works on; an empty history has the event of missing values."""
         return self.mean + self.empty_share
 
 
@@ -320,9 +320,9 @@ class Profile(Record):
     sequences: dict[str, SequenceProfile] | None = absent()
 
     def table(self, features: tuple[str, ...]) -> FeatureProfile:
-        """Return the figures of a table that the sparse ``features`` share: of one feature its own.
+        """Return the figures of a table that the sparse ``features`` share; a single feature has its own.
 
-        Of several, their hottest rows are taken to be the same ones; a share is that of all their lookups.
+        With several, their hottest rows are assumed to be the same ones; a share is that of all their lookups.
         """
         parts = [self.sparse[name] for name in features]
         pooling = sum(part.pooling for part in parts)

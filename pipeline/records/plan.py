@@ -62,7 +62,7 @@ class TablePlan(Record):
 
     @property
     def bytes(self) -> int:
-        """One copy of the table: fp32 weights and optimizer state."""
+        """Bytes of one copy of the table: fp32 weights and optimizer state."""
         return self.rows * self.row_bytes(self.dim)
 
     @property
@@ -71,7 +71,7 @@ class TablePlan(Record):
         return sorted({shard.rank for shard in self.shards})
 
     def row_bytes(self, columns: int) -> int:
-        """``columns`` fp32 weights of a row with their optimizer state."""
+        """Return the bytes of ``columns`` fp32 weights of a row with their optimizer state."""
         # A float32 weight has 4 bytes.
         return columns * (4 + self.value_state_bytes) + self.state_bytes
 
@@ -83,8 +83,8 @@ class TablePlan(Record):
     def resident_bytes(self, shard: ShardPlan, device: str) -> int:
         """Return the bytes of ``shard`` in the device's own memory: fp32 rows with their state.
 
-        On tiers ``hbm_cached`` and ``ssd`` those of the cache's rows, and the place of every row: of ``ssd`` in host
-        memory. On CUDA a change mark for every row of any tier; on a CPU the plan's ``staging`` has it.
+        On tiers ``hbm_cached`` and ``ssd`` these are the cache's rows and the place of every row, which is in host
+        memory for ``ssd``. On CUDA every row of any tier also has a change mark; on a CPU it is in ``staging``.
         """
         row = self.row_bytes(shard.columns)
         own_tier, marks = "ddr", 0
@@ -146,7 +146,7 @@ class Plan(Record):
 
     @property
     def hosts_text(self) -> str:
-        """The number of hosts for people, embedding hosts apart from the workers before them."""
+        """The number of hosts for people, with embedding hosts separate from the workers."""
         hosts = self.world_size // self.ranks_per_host
         if not self.embedding_hosts:
             return str(hosts)
@@ -172,15 +172,15 @@ class Plan(Record):
         return self.figures.get(f"{tier}_gib", 0.0) * GIB
 
     def reserved_bytes(self, rank: int) -> int:
-        """Return bytes of ``reserved_tier`` that ``rank`` keeps free of tables; 0 where the plan has no such figure."""
+        """Return the bytes of ``reserved_tier`` that ``rank`` keeps free of tables; 0 if the plan has no figure."""
         return sum(self.reserved[rank].values()) if rank < len(self.reserved) else 0
 
     def resident_bytes(self) -> list[int] | None:
-        """What training is predicted to take of each rank in the device's own memory; None if nothing is reserved.
+        """The predicted bytes of training in each rank's own device memory; None if nothing is reserved.
 
-        Its tables there with optimizer state (of others what a cache keeps) and the reservations, but for ``margin``,
-        which is the user's wish and no use, and ``process``, which was there before. The buffers in ``memory`` are left
-        out: ``communication`` counts them.
+        They are the tables there with optimizer state (of other tables, the cached part) and the reservations, except
+        ``margin``, which the user keeps free, and ``process``, which was there before. The buffers in ``memory`` are
+        left out, because ``communication`` counts them.
         """
         if not self.reserved:
             return None

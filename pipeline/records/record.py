@@ -20,15 +20,15 @@ _SCALARS: dict[object, tuple[str, tuple[type, ...]]] = {
 
 
 def absent(default: Any = None, *, unless: str = "") -> Any:
-    """A field that is left out of the JSON if it has its default, so that an earlier release can read the record.
+    """Declare a field that is left out of the JSON at its default, so that an earlier release can read the record.
 
-    ``unless``: the name of another field; if that one has a value, the default is written too.
+    ``unless``: the name of another field; if that field has a value, the default is written as well.
     """
     return dataclasses.field(default=default, metadata={_UNLESS: unless})
 
 
 def rest() -> Any:
-    """Return a field for the keys that no other field has."""
+    """Declare a field for the keys that no other field has."""
     return dataclasses.field(default_factory=dict, metadata={_UNLESS: _REST})
 
 
@@ -91,7 +91,7 @@ class Reads(Protocol):
         """Parse the file; ArtifactError if it is missing or damaged."""
 
     def url_of(self, path: str) -> str:
-        """``path`` for messages."""
+        """Return ``path`` for messages."""
 
 
 def read(kind: type[R], store: Reads, path: str) -> R:
@@ -109,7 +109,7 @@ class _WrongError(Exception):
 
 @cache
 def _layout(kind: type) -> tuple[tuple[str, Any, str | None], ...]:
-    """Return the fields with their defaults and their ``unless``, which is None for a field that is always written."""
+    """Return the fields with their defaults and their ``unless``; None for a field that is always written."""
     return tuple((field.name, field.default, field.metadata.get(_UNLESS)) for field in dataclasses.fields(kind))
 
 
@@ -136,7 +136,7 @@ def required(kind: type) -> frozenset[str]:
 
 
 def plain(value: Any) -> Any:
-    """``value`` for ``json.dumps``: records inside it become plain data."""
+    """Convert ``value`` for ``json.dumps``: records inside it become plain data."""
     if isinstance(value, Record):
         return value.to_json()
     if isinstance(value, Mapping):
@@ -220,7 +220,7 @@ def _convert(hint: Any, value: object) -> Any:
 
 
 def _shown(value: object) -> str:
-    """``value`` in a message: short."""
+    """Shorten ``value`` for a message."""
     text = repr(value)
     if len(text) <= 40:
         return text

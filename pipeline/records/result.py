@@ -85,7 +85,7 @@ class IngestPart(Record):
 
     @property
     def labels_young(self) -> bool:
-        """Whether clicks of its rows may still come."""
+        """Whether clicks of its rows may still arrive."""
         return self.labels_final is not None and (self.labels_until or "") < self.labels_final
 
 

@@ -34,7 +34,7 @@ class LogShape(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of the scratch file."""
+        """Bytes of the scratch file."""
         return self.segment * self.segments
 
     @property
@@ -44,7 +44,7 @@ class LogShape(NamedTuple):
 
 
 def log_shape(rows: int, row: int, spare: float = LOG_SPARE) -> LogShape:
-    """The log of a shard of ``rows`` rows of ``row`` bytes, with room for all of them when share ``spare`` is free."""
+    """Return the log of a shard of ``rows`` rows of ``row`` bytes, which holds them all with share ``spare`` free."""
     record = row + NUMBER_BYTES
     segment = max(_SEGMENT, -(-_LEAST_RECORDS * record // PAGE) * PAGE)
     per_segment = segment // record
@@ -59,10 +59,10 @@ def place_bytes(rows: int) -> int:
 
 @cache
 def write_amplification(spare: float) -> float:
-    """Return the bytes a log writes for each byte of rows that leave memory, where all rows leave it equally often.
+    """Return the bytes that a log writes per byte of rows that leave memory, if all rows leave it equally often.
 
     A segment is emptied with a share u of its records alive, where (1 - u) / -ln u = 1 - spare (Desnoyers, "Analytic
-    modeling of SSD write performance", SYSTOR'12). Rows of unlike frequency, kept apart, cost less.
+    modeling of SSD write performance", SYSTOR'12). Keeping rows of different frequency apart costs less.
     """
     # The equation has no closed-form solution. 60 bisections exhaust float64's precision.
     low, high = 1e-9, 1 - 1e-9

@@ -29,7 +29,7 @@ class TableLayout(Record):
 
     @property
     def bytes(self) -> int:
-        """Of all records."""
+        """Bytes of all records."""
         return self.rows * self.record_bytes
 
 
@@ -115,7 +115,7 @@ class Description(Record):
         return tuple(name for columns in (self.sequences or {}).values() for name in columns)
 
     def built_by(self, model: str, package: str) -> Description:
-        """Return the description with the ranking model's name and package; as it is where ``package`` is empty."""
+        """Return the description with the ranking model's name and package; unchanged if ``package`` is empty."""
         # Do not name a built-in model here: the settings in the same folder say which one it is.
         if not package:
             return self

@@ -17,7 +17,7 @@ def study_directory(study: str) -> str:
 
 
 def trial_path(study: str, number: int) -> str:
-    """Return the record of trial ``number``, relative to the store."""
+    """Return the path of the record of trial ``number``, relative to the store."""
     return f"{study_directory(study)}/trials/{number:05d}.json"
 
 

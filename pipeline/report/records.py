@@ -56,7 +56,7 @@ class MetricsLog:
     """Writes ``metrics.jsonl``, or another ``file``, on rank 0.
 
     It continues the file of an earlier attempt, without the records after the step from which training resumed, because
-    those steps are trained again. ``now``: the clock, in seconds, that says when an object store's file is due again.
+    those steps are trained again. ``now``: a clock in seconds, by which an object store's file is written again.
     """
 
     def __init__(self, store: Store, run: str, file: str = METRICS, now: Callable[[], float] = time.monotonic) -> None:

@@ -31,8 +31,8 @@ class BarSeries:
 class StackedBars:
     """Bars: ``series`` from the bottom up, with a ``limit`` (0: none) called ``limit_name``.
 
-    ``show`` formats a value. The axis shows values divided by ``scale``, in ``unit``. ``names``: of the bars, where
-    they are no ranks; as many rows as there are bars then.
+    ``show`` formats a value. The axis shows values divided by ``scale``, in ``unit``. ``names``: names of the bars if
+    they are not ranks; each bar then has its own row.
     """
 
     title: str

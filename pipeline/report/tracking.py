@@ -128,7 +128,7 @@ def _tell_all(track: TrackConfig, what: str, call: Callable[[Tracker], None]) ->
 
 
 class _RecordFollower:
-    """Reads the records of a run and passes them on; each tracker's trouble is logged once until it is over."""
+    """Reads the records of a run and passes them on; each tracker's failure is logged once until it is over."""
 
     def __init__(self, store: Store, run: str, trackers: Mapping[str, RunTracking]) -> None:
         self.store, self.run, self.trackers = store, run, trackers

@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class HeldRun:
-    """A run that the gate held: its records, what it started from, its settings, those of ``base`` and what differs."""
+    """A run that the gate held: its records, its base, its settings, those of ``base`` and the changes."""
 
     name: str
     config: Config
@@ -212,7 +212,7 @@ def _read_signs(store: Store, held: HeldRun) -> Signs:
 
 
 class _Search:
-    """The replays of a held run, and their record so far. ``untold``: what is not known, and why."""
+    """The replays of a held run, and their record so far. ``untold``: what is unknown, and why."""
 
     def __init__(self, store: Store, held: HeldRun, run: Run, limit: int, deadline: datetime | None) -> None:
         self.store, self.held, self.run, self.limit, self.deadline = store, held, run, limit, deadline
@@ -242,7 +242,7 @@ class _Search:
         self.store.write_json(f"{run_directory(self.held.name)}/{BisectRecord.FILE}", self.record.to_json())
 
     def try_suspect(self, suspect: Suspect) -> Culprit | None:
-        """Replay without all that is suspected, then with halves of it; None if that does not help."""
+        """Replay without everything suspected, then with halves of it; None if that does not help."""
         if refusal := self._refusal():
             self.untold.append(f"{refusal} before {suspect.title}")
             return None

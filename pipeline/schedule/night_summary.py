@@ -275,7 +275,7 @@ def read_settings(store: Store, model: str, base: Base, run: str) -> tuple[dict[
 
 
 def is_expected(path: str) -> bool:
-    """Whether the setting at ``path`` differs from night to night anyway, or only says where and how things run."""
+    """Return whether the setting at ``path`` differs from night to night, or only says where and how things run."""
     return f"{path}.".startswith(_EXPECTED)
 
 
@@ -304,7 +304,7 @@ def line_of(record: NightRecord) -> str:
 def deliver(
     url: str, verdict: Mapping[str, Any], *, timeout: float = TIMEOUT_SECONDS, pause: float = PAUSE_SECONDS
 ) -> bool:
-    """POST ``verdict`` to ``url`` with three tries. It never changes the outcome of a night.
+    """POST ``verdict`` to ``url`` in up to three tries. This never changes the outcome of a night.
 
     Logs a failure, without the secret part of the URL. A redirection is a failure, because the verdict would not be
     sent along.

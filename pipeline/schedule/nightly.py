@@ -314,17 +314,17 @@ def _post(config: Config, store: Store, record: NightRecord) -> None:
 
 @dataclass
 class Posted:
-    """``begun``: nights run, which post and record themselves."""
+    """``begun``: the nights run, and post and record their own outcomes."""
 
     begun: bool = False
 
 
 @contextmanager
 def refusals_posted(config: Config, store: Store, day: Callable[[], date]) -> Iterator[Posted]:
-    """Within: post and record an error before ``begun`` as the outcome of the night of ``day``, and raise it.
+    """Post and record an error before ``begun`` as the outcome of the night of ``day``, and raise it.
 
-    Such nights end before they begin: by another launcher, a cluster or a store that is away. Each is recorded where it
-    can be: a date that has a verdict keeps it, and what another launcher works on is that launcher's to record.
+    Such nights end before they begin, because of another launcher, or a cluster or store that is away. Each is recorded
+    if possible: a date with a verdict keeps it, and another launcher records what it works on.
     """
     posted = Posted()
     try:

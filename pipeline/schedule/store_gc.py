@@ -47,7 +47,7 @@ CHECK_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Seconds to keep things because of their age: ``keep`` for artifacts and runs, ``grace`` for leftovers.
+    """How long to keep things, in seconds: ``keep`` for artifacts and runs, ``grace`` for leftovers.
 
     ``now``: seconds since 1970, by the clock of the store.
     """
@@ -57,7 +57,7 @@ class Rules:
     now: float
 
     def is_young(self, when: float) -> bool:
-        """Return whether something of that time stays because of its age. ``grace`` applies too: it may be in use."""
+        """Return whether something of that time stays because of its age, or of ``grace``: it may be in use."""
         return self.now - when < max(self.keep, self.grace)
 
 

@@ -42,10 +42,10 @@ class Signs:
     Attributes:
         gate: The gate's record.
         limits: Group ``gate`` of the run.
-        settings: Changed since the incumbent was trained, by path: [then, now].
+        settings: Settings that changed since the incumbent was trained, by path: [then, now].
         features: Names that can be left out.
         drift: Change of each figure since the dataset before, by feature ("label" for the click rate).
-        moved: Beyond which drift a feature is suspected.
+        moved: Limits of drift beyond which a feature is suspected.
         continues: Whether the run continued the incumbent's training, so that without its rows it is the incumbent.
         now: The dataset of the run.
         then: The dataset of the incumbent.

@@ -24,9 +24,9 @@ class Calibrator(ABC):
 
     @abstractmethod
     def fit(self, rows: Any) -> CalibrationCurve:
-        """Return the curve of ``rows`` (``evaluation.calibration_curves.CalibrationRows``), sorted and of both classes.
+        """Fit the curve of ``rows`` (``evaluation.calibration_curves.CalibrationRows``), sorted and of both classes.
 
-        float64, the same for equal rows.
+        The curve is float64, and the same for equal rows.
         """
 
 

@@ -83,11 +83,11 @@ class MappedFeature(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The feature's name."""
 
     @property
     def rows(self) -> int:
-        """Cap of its table's rows, reserved ones included."""
+        """Limit of its table's rows, including reserved ones."""
 
     @property
     def multi(self) -> bool:
@@ -103,7 +103,7 @@ class MappedFeature(Protocol):
 
     @property
     def min_count(self) -> int:
-        """Lookups before an id gets a row."""
+        """Lookups that an id needs to get a row."""
 
     @property
     def when_full(self) -> str:
@@ -133,7 +133,7 @@ class Counts(ABC):
 
     @abstractmethod
     def distribution(self, ids: int, bins: int) -> dict[str, Any]:
-        """``distinct``, and ``shares`` of the most frequent ``ids`` (by ``keys``) or of ``bins`` (by ``bounds``)."""
+        """Return ``distinct``, and ``shares`` of the top ``ids`` (by ``keys``) or of ``bins`` (by ``bounds``)."""
 
     @abstractmethod
     def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
@@ -147,7 +147,7 @@ class Counts(ABC):
         """
 
     def shares(self, count: int) -> Sequence[Any]:
-        """At most ``count`` counts of the same class that merge to these: those that no worker need add up alone."""
+        """Split these counts into at most ``count`` parts of the same class, for several workers to add up."""
         return [self]
 
     @property
@@ -164,7 +164,7 @@ class HeldCounts(Counts):
 
     @abstractmethod
     def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
-        """Return the lookups of every row of the table, int64 [rows]; ``missing``: those without an id."""
+        """Return the lookups of every row of the table, int64 [rows]; ``missing``: lookups without an id."""
 
     def curve(self, fitted: FittedMapping, missing: int) -> tuple[list[int], list[float]]:
         """See ``Counts``."""
@@ -209,7 +209,7 @@ class FittedMapping:
 
     @property
     def candidates(self) -> pl.DataFrame:
-        """The ids that wait for a row, by falling count; ties by hash."""
+        """The ids that wait for a row, by falling count, ties by hash."""
         import polars as pl
 
         assert self.ids is not None
@@ -229,7 +229,7 @@ class FittedMapping:
         return self.freed_count if self.freed is None else self.freed.height
 
     def applied(self) -> FittedMapping:
-        """Return what ``IdMapping.apply`` needs of it: no ids, but the table that ``known_rows`` looks them up in."""
+        """Return what ``IdMapping.apply`` needs: no ids, but the table that ``known_rows`` looks them up in."""
         # Fill the cached property ``_table``, which could not be computed without the ids.
         light = self.told()
         if self.ids is not None:
@@ -237,13 +237,13 @@ class FittedMapping:
         return light
 
     def told(self) -> FittedMapping:
-        """Return all but the ids: how many rows there are, and what became of them."""
+        """Return everything but the ids: the number of rows, and what became of the ids."""
         # Make it empty but not None, which would mean that rows follow from the hash.
         ids = None if self.ids is None else self.ids.clear()
         return replace(self, ids=ids, freed=None, freed_count=self.freed_rows)
 
     def known_rows(self, hashes: pl.Series) -> pl.Series:
-        """Row (Int32) of each of ``hashes`` by the lookup; null for an id without a row."""
+        """Look up the row (Int32) of each of ``hashes``; null for an id without a row."""
         import polars as pl
 
         # Nulls are looked up as hash 0: ``IdMapping.rows`` replaces the result by the row of missing values.
@@ -251,7 +251,7 @@ class FittedMapping:
         return rows.set(rows < 0, None)
 
     def found_rows(self, hashes: np.ndarray) -> np.ndarray:
-        """Return the same of uint64 ``hashes`` as int32; -1 for an id without a row."""
+        """Look up uint64 ``hashes`` like ``known_rows``, as int32; -1 for an id without a row."""
         return self._table.rows_of(hashes)
 
     @cached_property
@@ -278,7 +278,7 @@ class FittingDay:
     _made: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def once(self, make: Callable[[FittingDay], T]) -> T:
-        """``make(self)``, computed for the first feature that asks and shared by the others."""
+        """Return ``make(self)``, computed for the first feature that asks and shared by the others."""
         if make not in self._made:
             self._made[make] = make(self)
         return cast(T, self._made[make])
@@ -306,7 +306,7 @@ class IdMapping(ABC):
 
     @property
     def by_hash(self) -> bool:
-        """Whether a row follows from the id's hash and the table's rows alone."""
+        """Whether a row follows only from the id's hash and the table's rows."""
         return not (self.vocabulary or self.numbers)
 
     @abstractmethod
@@ -315,14 +315,14 @@ class IdMapping(ABC):
 
     @abstractmethod
     def fit(self, feature: MappedFeature, counts: Any, before: FittedMapping | None, day: FittingDay) -> FittedMapping:
-        """Return the mapping after the ``counts`` of a day; ``before``: that of the day before."""
+        """Fit the mapping after the ``counts`` of a day; ``before``: the mapping of the day before."""
 
     @abstractmethod
     def apply(self, fitted: FittedMapping, hashes: pl.Series) -> tuple[pl.Series, ...]:
-        """Rows (Int32) of ``hashes`` (UInt64), ``rows_per_id`` series; null: an unknown id. Null hashes get any row."""
+        """Map ``hashes`` (UInt64) to ``rows_per_id`` series of Int32; null for an unknown id, any for a null hash."""
 
     def rows(self, fitted: FittedMapping, hashes: pl.Series) -> tuple[pl.Series, ...]:
-        """``apply``, with the row of missing values for null hashes and a row for unknown ids."""
+        """Apply the mapping, with the row of missing values for null hashes and a row for unknown ids."""
         import polars as pl
 
         first, count = fitted.spread or (UNSEEN_ROW, 1)
@@ -340,7 +340,7 @@ class IdMapping(ABC):
         return tuple(ways)
 
     def record(self, feature: str, fitted: FittedMapping) -> dict[str, Any]:
-        """Return what ``transforms.json`` holds of a fit besides ``rows``."""
+        """Return what ``transforms.json`` keeps of a fit besides ``rows``."""
         bounds, vocab = None, None
         if fitted.bounds is not None:
             bounds = fitted.bounds.tolist()
@@ -350,7 +350,7 @@ class IdMapping(ABC):
         return {"bounds": bounds, "spread": fitted.spread, "vocab": vocab}
 
     def files(self, feature: str, fitted: FittedMapping, *, continued: bool) -> dict[str, pl.DataFrame]:
-        """Return the files of a dataset that ``read`` needs; ``continued``: with what only the next day's fit reads."""
+        """Return the files of a dataset that ``read`` needs; with ``continued``, also those for the next day's fit."""
         if fitted.ids is None or fitted.freed is None:
             return {}
         # Candidates may outnumber the ids with rows, and only the next day's fit uses them.
@@ -365,7 +365,7 @@ class IdMapping(ABC):
     def read(
         self, feature: str, record: Mapping[str, Any], opened: Callable[[str], pl.DataFrame | None]
     ) -> FittedMapping:
-        """The fit behind ``record`` of ``transforms.json``; ``opened`` reads a file, None if there is none."""
+        """Read the fit of ``record`` in ``transforms.json``; ``opened`` reads a file, None if there is none."""
         import numpy as np
 
         bounds, spread = record.get("bounds"), record.get("spread")
@@ -382,7 +382,7 @@ class IdMapping(ABC):
     def require_compatible(
         self, feature: MappedFeature, then: Mapping[str, Any], path: str, config: Mapping[str, Any]
     ) -> None:
-        """ConfigError if continuing the dataset at ``path`` would give ids of ``feature`` other rows.
+        """Raise ConfigError if continuing the dataset at ``path`` would give ids of ``feature`` other rows.
 
         ``then``: the feature's entry of that dataset's ``transforms.json``; ``config``: the dataset's configuration.
         """

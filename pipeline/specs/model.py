@@ -49,7 +49,7 @@ class TaskArchitecture(Protocol):
 
     @abstractmethod
     def build(self, width: int, tasks: Sequence[TaskInput]) -> nn.Module:
-        """Return the layers behind ``hidden`` [B, width]: a ``layers.TaskHeads`` for ``tasks``, the main one first."""
+        """Build the layers on ``hidden`` [B, width]: a ``layers.TaskHeads`` for ``tasks``, the main one first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +80,12 @@ class SequenceBlock(Protocol):
 
     @abstractmethod
     def build(self, inputs: BlockInputs) -> nn.Module:
-        """Return the module: forward(events [n, D], ``layers.Jagged``, target [B, D] or None) -> vectors [B, D].
+        """Build the module: forward(events [n, D], ``layers.Jagged``, target [B, D] or None) -> vectors [B, D].
 
         With ``ages`` it takes one more tensor: [n, ``inputs.ages``].
 
         Its values are float32 or, in products under autocast, bf16. It must run under ``torch.export``, where
-        ``Jagged`` has the places of a padded grid. What goes through a ``layers.EventWeights`` of it, the report shows.
+        ``Jagged`` has the places of a padded grid. The report shows what passes through its ``layers.EventWeights``.
         """
 
 
@@ -109,7 +109,7 @@ class ModelInputs:
 
     @property
     def width(self) -> int:
-        """Values of all inputs side by side."""
+        """Number of values of all inputs side by side."""
         return len(self.dense) + len(self.vectors) * self.dim
 
 
@@ -141,7 +141,7 @@ class Model(Protocol[C]):
         ...
 
     def build(self, config: C, inputs: ModelInputs) -> nn.Module:
-        """The module: forward(dense [B, n], embeddings [B, V, D]) -> logits [B] float32, and ``start_at(logit)``.
+        """Build the module: forward(dense [B, n], embeddings [B, V, D]) -> logits [B] float32, and ``start_at(logit)``.
 
         The logits are float32 under bf16 autocast too. The module must run on the meta device, where the planner counts
         its FLOP, and under ``torch.export``, which publishes it.

@@ -40,7 +40,7 @@ class SearchPart(ABC):
 
     @abstractmethod
     def decisions(self, config: Config, schema: DatasetSchema) -> Sequence[Decision]:
-        """Return what there is to decide for the model of ``config``; decisions of all parts differ in name."""
+        """Return the decisions for the model of ``config``; those of different parts have different names."""
 
     @abstractmethod
     def attach(self, net: Any, decisions: Sequence[Decision]) -> None:
@@ -51,4 +51,4 @@ class SearchPart(ABC):
 
     @abstractmethod
     def apply(self, config: Config, chosen: Mapping[str, Any]) -> Config:
-        """``config`` with what was ``chosen``, by the names of some of its decisions; the others stay as they are."""
+        """Return ``config`` with the ``chosen`` values of some of the part's decisions; the others stay as they are."""

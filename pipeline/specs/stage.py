@@ -35,7 +35,7 @@ class StageIO:
 
 
 def always(config: Config) -> bool:
-    """Return a condition that always holds."""
+    """Return True: the condition that always holds."""
     return True
 
 
@@ -52,7 +52,7 @@ class Use:
     named: bool = False
 
     def covers(self, path: str) -> bool:
-        """Return whether the setting at ``path`` is one of them. ``*`` in it stands for an entry of a dictionary."""
+        """Return whether the setting at ``path`` is covered. ``*`` in a path stands for an entry of a dictionary."""
         parts = path.split(".")
         for own_path in self.paths:
             pattern = own_path.split(".")
@@ -183,14 +183,14 @@ class Stage(ABC):
     trains = False
 
     def check(self, config: Config) -> None:  # noqa: B027 (most stages have nothing to check)
-        """ConfigError if the stage cannot run with ``config``."""
+        """Raise ConfigError if the stage cannot run with ``config``."""
 
     def key_settings(self, config: Config) -> dict[str, Any]:
         """Return the settings that the key covers, by their current names, without ``named_settings``."""
         return covered(self.settings, config)
 
     def keys(self) -> dict[str, tuple[Use, ...]]:
-        """Return the settings of its keys, by name: its own key, and keys of what it writes on the way."""
+        """Return the settings of its keys, by name: its own key, and the keys of what it writes on the way."""
         return {self.name: self.settings}
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
@@ -205,7 +205,7 @@ class Stage(ABC):
         return f"{run_directory(str(config.run))}/{self.name}/{key}"
 
     def scratch(self, config: Config, store: Store, step: Step, *, forced: bool) -> tuple[str, ...]:
-        """Other paths that belong to the artifact of ``step``. If not ``forced``, it does not read the store."""
+        """Return other paths that belong to the artifact of ``step``. Do not read the store unless ``forced``."""
         return ()
 
     @abstractmethod
@@ -215,20 +215,20 @@ class Stage(ABC):
         """Run the stage on this rank; returns the committed artifact on rank 0, None elsewhere."""
 
     def draft(self, store: Store, step: Step) -> Drafting:
-        """Context for writing and committing the artifact of ``step``."""
+        """Return the context for writing and committing the artifact of ``step``."""
         inputs = step.input_keys
         return cast(Drafting, store.draft(step.path, kind=self.name, key=step.key, config=step.config, inputs=inputs))
 
     def require_meant(self, step: Step, config: Config, store: Store) -> None:  # noqa: B027 (most keys tell enough)
-        """LaunchError if the artifact of ``step``, which another run made meanwhile, is of other inputs."""
+        """Raise LaunchError if the artifact of ``step``, which another run made meanwhile, has other inputs."""
 
     def accept(self, artifact: Artifact) -> None:  # noqa: B027 (most artifacts are accepted)
         """Raise an error that ends the run although the stage is done. The launcher calls it after the last stage."""
 
     def modules(self, config: Config) -> tuple[str, ...]:
-        """What ``run`` imports that takes long, torch above all: its rank is forked from a process that has done so.
+        """Return the slow imports of ``run``, above all torch: its rank is forked from a process that has made them.
 
-        Nothing that starts threads when it is imported: a forked process does not have them.
+        None of these may start threads when imported: a forked process does not have them.
         """
         return ()
 
@@ -250,7 +250,7 @@ class Stage(ABC):
         return {self.name: dict(summary)}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
-        """Return the lines of the table at the end of a run about the stage's parts of ``result.json``, by name."""
+        """Return the lines about the stage's parts of ``result.json``, by name, for the table at the end of a run."""
         figures = ", ".join(f"{name} {value}" for name, value in self.facts(result))
         if not figures:
             return {}

@@ -29,12 +29,12 @@ class Command:
     Attributes:
         add_arguments: Fills its parser and sets ``function``, which takes the options and returns the exit code.
         epilog: Text below its help, printed as it is.
-        composes: It takes overrides.
-        takes_store: ``store=URL`` works like ``--store``.
-        own_help: Its ``--help`` is not argparse's.
-        internal: Users need not know it.
-        after: The command behind which ``nightjar --help`` lists a plugin's; the last one if there is none of this
-            name.
+        composes: Whether it takes overrides.
+        takes_store: Whether ``store=URL`` works like ``--store``.
+        own_help: Whether its ``--help`` is not argparse's.
+        internal: Whether users need not know it.
+        after: The command after which ``nightjar --help`` lists a plugin's command; if there is no such command, it
+        comes last.
     """
 
     name: str

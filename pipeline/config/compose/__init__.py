@@ -83,9 +83,9 @@ def conf_directory() -> Path:
 
 @contextmanager
 def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[str]]]:
-    """A Hydra object over ``conf/``, and the overrides that add the user's own ``config_dir`` to its search path.
+    """Yield a Hydra object over ``conf/``, and the overrides that add ``config_dir`` to its search path.
 
-    ``config_dir`` None: the directory ``my`` where it is called, if there is one.
+    ``config_dir`` None: the directory ``my`` in the current directory, if there is one.
     """
     extra = []
     if config_dir is None and Path(OWN).is_dir():
@@ -112,7 +112,7 @@ def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[s
 def compose(arguments: Sequence[str], config_dir: str | None = None, *, night: bool = False) -> Config:
     """Return the checked configuration for override ``arguments``, its ``run`` filled in.
 
-    ``night``: it is for nights, which find the checkpoint that they start from.
+    ``night``: the configuration is for nights, which find the checkpoint that they start from.
     Raises ConfigError with the nearest match for an unknown key or option, a wrong type or value.
     """
     with hydra_session(config_dir) as (hydra, extra):
@@ -148,7 +148,7 @@ def checked_overrides(arguments: Sequence[str], extra: Sequence[str] = ()) -> li
 
 
 def group_options(overrides: Sequence[Override]) -> dict[str, list[str]]:
-    """Options of every top-level group: the YAML files of ``conf/`` and of added directories, and registered models.
+    """Return the options of every top-level group: files of ``conf/`` and added directories, and registered models.
 
     Read from the directories, because Hydra would compose the tree once for every group. Empty where the search path
     has something other than directories, which only Hydra can read.
@@ -164,7 +164,7 @@ def group_options(overrides: Sequence[Override]) -> dict[str, list[str]]:
 
 
 def search_places(overrides: Sequence[Override]) -> list[Path] | None:
-    """``conf/`` and the added directories of the search path; None if it has something that only Hydra can read."""
+    """Return ``conf/`` and the added directories of the search path; None if only Hydra can read something in it."""
     places = [conf_directory()]
     for override in overrides:
         if override.key_or_group == "hydra.searchpath":
@@ -236,7 +236,7 @@ def sweep(arguments: Sequence[str]) -> list[list[str]]:
 
 
 def to_yaml(config: Config) -> str:
-    """``config`` as the YAML of ``runs/<run>/config.yaml``, without the webhook."""
+    """Format ``config`` as the YAML of ``runs/<run>/config.yaml``, without the webhook."""
     try:
         return OmegaConf.to_yaml(OmegaConf.create(recorded(config)))
     except complaints.config_errors() as error:

@@ -17,9 +17,9 @@ from pipeline.core.errors import ConfigError
 
 
 def experiment_file(arguments: Sequence[str], config_dir: str | None = None, about: Sequence[str] = ()) -> str:
-    """Return the text of an experiment that composes to what ``arguments`` do, but for where and how a run works.
+    """Return the text of an experiment that composes like ``arguments``, except for where and how a run works.
 
-    It names no other experiment, so it stays what it is when that one changes. ``about``: comments. ConfigError where
+    It names no other experiment, so a change of another one does not affect it. ``about``: comments. ConfigError if
     the overrides remove a setting, which no experiment can.
     """
     with hydra_session(config_dir) as (hydra, extra):

@@ -27,7 +27,7 @@ _STEPS = 16
 
 
 def with_machine(config: Config) -> Config:
-    """``config`` with the device, the ranks and the memory of this machine where its hardware leaves them open.
+    """Return ``config`` with this machine's device, ranks and memory where its hardware leaves them open.
 
     Speeds left open get their defaults and are listed in ``hardware.measured``: plans measure them, and no key depends
     on them. On a cluster, where pods are other machines, it is the laptop's. A pinned file (``machine.pinned_figures``)

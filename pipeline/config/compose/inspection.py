@@ -31,7 +31,7 @@ Line = tuple[str, str]
 
 
 def part_of(text: str, part: str) -> str:
-    """Return what of Hydra's help ``text`` is about ``part``: a group or setting, ``all``, or "" for an overview.
+    """Return the part of Hydra's help ``text`` about ``part``: a group or setting, ``all``, or "" for an overview.
 
     Raises ConfigError for an unknown part.
     """
@@ -106,7 +106,7 @@ class _OptionsReadOnce(ConfigLoaderImpl):
         config_name: str | None = None,
         overrides: list[str] | None = None,
     ) -> list[str]:
-        """The options or groups in ``group_name``, whatever a configuration or overrides add to the search path."""
+        """Return the options or groups in ``group_name``, whatever a configuration adds to the search path."""
         return self._opened.get_group_options(group_name, results_filter)
 
 

@@ -28,7 +28,7 @@ _cache: OrderedDict[tuple[object, ...], DictConfig] = OrderedDict()
 
 
 def compose_lines(hydra: Hydra, root: str, lines: Sequence[str]) -> DictConfig:
-    """Return the tree of the config ``root`` for override ``lines``, its ``hydra`` node left out; what Hydra raises."""
+    """Compose the config ``root`` for override ``lines`` without its ``hydra`` node; Hydra's errors pass through."""
     # Use RunMode.RUN, because ``sweep`` has split sweeps into single runs already.
     tree = hydra.compose_config(root, list(lines), run_mode=RunMode.RUN, from_shell=True)
     with open_dict(tree):
@@ -44,7 +44,7 @@ def compose_cached(
     groups: Mapping[str, Sequence[str]],
     places: Sequence[Path],
 ) -> DictConfig:
-    """As ``compose_lines`` of ``extra`` and ``parsed``, and quick where only values differ from an earlier call.
+    """Compose ``extra`` and ``parsed`` like ``compose_lines``, but fast if only values differ from an earlier call.
 
     ``groups``: those of the YAML files in the directories ``places``, which are all that there is to compose from.
     """

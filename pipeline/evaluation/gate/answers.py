@@ -54,15 +54,15 @@ def check_calibration(name: str, setting: str, figures: Figures, limit: float | 
 
 
 def may_be_calibrated(calibration: Interval, limit: float) -> bool:
-    """Return whether the interval of a calibration reaches within ``limit`` of 1; not for NaN."""
+    """Return whether the interval of a calibration reaches within ``limit`` of 1; False for NaN."""
     return calibration.low <= 1 + limit and calibration.high >= 1 - limit
 
 
 def not_worse(change: Interval, limit: float) -> bool:
     """Return whether a rise of NE is within ``limit``, or may be chance: its interval reaches zero.
 
-    So the best of the last versions, slices and tasks hold a model only where it is clearly worse (docs/gate.md). The
-    comparison with the incumbent is a test of non-inferiority, in which doubt holds: see ``bound``.
+    So the best of the last versions, slices and tasks hold a model only if it is clearly worse (docs/gate.md). The
+    comparison with the incumbent is a test of non-inferiority, in which doubt holds the model: see ``bound``.
     """
     return change.point <= limit or change.low <= 0
 
@@ -101,10 +101,10 @@ def place(value: float, limit: float, passed: bool) -> str:
 
 
 def percent(share: Interval) -> str:
-    """Return an interval of a share, as ``+0.10% [-0.20%, +0.40%]``."""
+    """Format an interval of a share, as ``+0.10% [-0.20%, +0.40%]``."""
     return f"{share.point:+.2%} [{share.low:+.2%}, {share.high:+.2%}]"
 
 
 def with_ends(figure: Interval) -> str:
-    """Return an interval of a figure, as ``0.9973 [0.9800, 1.0146]``."""
+    """Format an interval of a figure, as ``0.9973 [0.9800, 1.0146]``."""
     return f"{figure.point:.4f} [{figure.low:.4f}, {figure.high:.4f}]"

@@ -83,13 +83,13 @@ def allot(looks: Sequence[Look], day: date, budget: float) -> tuple[date, float]
     """Allot a share of the budget to the next look.
 
     Args:
-        looks: The earlier ones.
-        day: Of the look's data.
-        budget: Wrong promotions a year.
+        looks: The earlier looks.
+        day: The day of the look's data.
+        budget: Wrong promotions per year.
 
     Returns:
         The day that the look counts for, and its alpha. Nights run forward: a look at a day that is not newer than the
-        newest one is a further look at that one.
+        newest one is a further look at the newest day.
     """
     days = [date.fromisoformat(look.day) for look in looks]
     counted = max([day, *days])

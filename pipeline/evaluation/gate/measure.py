@@ -249,10 +249,10 @@ class _SliceRows:
 
 
 def _largest_slices(scored: ScoredRows, settings: GateConfig, blocks: NDArray[np.int64]) -> Iterator[_SliceRows]:
-    """The largest values of each sliced column, and its other values together, where either class has enough rows.
+    """Yield the largest values of each sliced column, and its other values together, if either class has enough rows.
 
-    ``blocks``: of every row. Rows that follow each other may lie in few blocks however many they are, and draws that
-    have none of them have no figures.
+    ``blocks``: the block of every row. Successive rows may lie in few blocks however many they are, and draws without
+    any of them have no figures.
     """
     fewest = min(SLICE_BLOCKS, settings.blocks, settings.slice_min_clicks)
     for name, column in scored.slices.items():

@@ -14,15 +14,15 @@ FEWEST_USERS = 30
 
 
 class Gauc(GateCheck):
-    """``gate.max_gauc_drop``: GAUC must not fall clearly, and by more than that.
+    """``gate.max_gauc_drop``: GAUC must not clearly fall by more than the limit.
 
-    A model may gain AUC by telling users who click from users who do not, and rank the ads of each of them worse.
+    A model may gain AUC by separating users who click from users who do not, and rank the ads of each of them worse.
     """
 
     name = "gauc"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """One answer where rows have users and an incumbent; one that holds where too few users can be ranked."""
+        """Yield one answer if rows have users and an incumbent; it holds the model if too few users can be ranked."""
         gauc, limit = inputs.record.gauc, inputs.settings.max_gauc_drop
         if gauc is None or limit is None:
             return

@@ -19,7 +19,7 @@ FALL, JUMP = 0.2, 5.0
 
 
 class FeatureImportance(GateCheck):
-    """A warning that names features that no longer carry anything, or far more; the model passes either way.
+    """Warns of features that no longer carry anything, or far more than before; the model passes either way.
 
     A feature that became constant upstream falls to nothing; one that the label leaked into jumps.
     """
@@ -28,7 +28,7 @@ class FeatureImportance(GateCheck):
     needs_figures = False
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """One answer; none if importance was not measured on both nights."""
+        """Yield one answer; none if importance was not measured on both nights."""
         now, former = inputs.record.importance, inputs.record.former
         if not now or former is None or not former.importance:
             return

@@ -22,7 +22,7 @@ class Labels(GateCheck):
     name = "labels"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """Answers on the incumbent's calibration, in total and by prediction, and on the NE of both models."""
+        """Yield answers on the incumbent's calibration, in total and by prediction, and on the NE of both models."""
         record = inputs.record
         settings: GateConfig = inputs.settings
         former, candidate, incumbent = record.former, record.candidate, record.incumbent

@@ -32,7 +32,7 @@ class Incumbent(GateCheck):
     name = "incumbent"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """Answers on a rise of NE, on a fall, and on the predictions."""
+        """Yield answers on a rise of NE, on a fall, and on the predictions."""
         record = inputs.record
         settings: GateConfig = inputs.settings
         if record.candidate is None or record.incumbent is None or record.change is None:
@@ -96,7 +96,7 @@ class BestVersionCheck(GateCheck):
     name = "best"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """One answer; it warns of versions that were better by their records and could not be scored."""
+        """Yield one answer; it warns of versions that were better by their records and could not be scored."""
         settings: GateConfig = inputs.settings
         limit, best, candidate = settings.max_ne_increase, inputs.record.best, inputs.record.candidate
         if limit is None or settings.best_of_last == 1 or best is None or candidate is None:
@@ -122,15 +122,15 @@ class BestVersionCheck(GateCheck):
 
 
 class BaselineCheck(GateCheck):
-    """``min_baseline_gain``: a first model beside a logistic regression that learnt from the same rows in seconds.
+    """``min_baseline_gain``: compares a first model with a logistic regression that learnt from the same rows.
 
-    A model is held where it surely misses its share of that gain, and warned of where it is surely worse.
+    A model that surely misses its share of that gain is held, and one that is surely worse gets a warning.
     """
 
     name = "baseline"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """One answer; none if there is an incumbent, beside which no simple model is trained."""
+        """Yield one answer; none if there is an incumbent, since no simple model is trained then."""
         name, setting = "gain beside a simple model", "gate.min_baseline_gain"
         least, simple = inputs.settings.min_baseline_gain, inputs.record.baseline
         candidate = inputs.record.candidate
@@ -165,12 +165,12 @@ INCUMBENT, BEST, BASELINE = Incumbent(), BestVersionCheck(), BaselineCheck()
 
 
 class Tasks(GateCheck):
-    """What every further task must reach, and that its figure does not rise over the incumbent's."""
+    """What every further task must reach, and that its figure does not rise above the incumbent's."""
 
     name = "tasks"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """Answers for each task; a warning for one of which no row has a label."""
+        """Yield answers for each task; a warning for a task without labelled rows."""
         settings: GateConfig = inputs.settings
         for name, task in (inputs.record.tasks or {}).items():
             limits = settings.tasks.get(name) or TaskLimits()

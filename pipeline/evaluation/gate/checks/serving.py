@@ -11,12 +11,12 @@ from pipeline.specs.gate_check import GateCheck, GateInputs
 
 
 class ServingCheck(GateCheck):
-    """``max_serving_gap``: tables in few bits and the exported program score as what was trained."""
+    """``max_serving_gap``: tables in few bits and the exported program must score like the trained model."""
 
     name = "serving"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """One answer; none if the evaluation of the training kept no logits."""
+        """Yield one answer; none if the training's evaluation kept no logits."""
         candidate, serving, limit = inputs.record.candidate, inputs.record.serving, inputs.settings.max_serving_gap
         if candidate is None or serving is None or limit is None:
             return
@@ -33,14 +33,14 @@ class ServingCheck(GateCheck):
 class Coverage(GateCheck):
     """``min_coverage`` and ``max_coverage_drop``: the share of lookups that find a trained row.
 
-    All others are looked up in the row of unseen ids: the model knows nothing of them.
+    All other lookups find the row of unseen ids, so the model knows nothing about them.
     """
 
     name = "coverage"
     needs_figures = False
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """An answer on the mean of all features, and one on the feature that fell most since the incumbent's night."""
+        """Yield answers on the mean of all features, and on the feature that fell most since the incumbent's night."""
         record = inputs.record
         settings: GateConfig = inputs.settings
         if not record.coverage:

@@ -25,14 +25,14 @@ from pipeline.specs.gate_check import GateCheck, GateInputs
 
 
 class Finite(GateCheck):
-    """Weights and predictions that are not finite: no reason publishes such a model."""
+    """Weights and predictions must be finite: no reason publishes a model without that."""
 
     name = "finite"
     needs_figures = False
     can_be_forced = False
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """Two answers, that on the weights first, where there are any."""
+        """Yield two answers, the one on the weights first, if there are any."""
         record = inputs.record
         # Check the weights as well, because a bad table row may be looked up by requests but by no test row.
         if record.weights_not_finite is not None:
@@ -50,7 +50,7 @@ class Finite(GateCheck):
 
 
 class Comparable(GateCheck):
-    """Whether these rows show what the incumbent would see. It is not scored where they do not."""
+    """Whether these rows show what the incumbent would see. Otherwise, the incumbent is not scored."""
 
     name = "comparable"
     needs_figures = False
@@ -88,7 +88,7 @@ class Floors(GateCheck):
     name = "floors"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """Answers on NE, AUC and calibration, on each that has a limit."""
+        """Yield answers on NE, AUC and calibration, for each that has a limit."""
         settings: GateConfig = inputs.settings
         candidate = inputs.record.candidate
         assert candidate is not None
@@ -105,7 +105,7 @@ class Slices(GateCheck):
     name = "slices"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """For each slice an answer on calibration and, beside an incumbent, one on NE."""
+        """Yield for each slice an answer on calibration and, with an incumbent, one on NE."""
         settings: GateConfig = inputs.settings
         for part in inputs.record.slices or ():
             name = f"{part.slice}={printable(part.value)}"
