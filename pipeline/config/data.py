@@ -331,7 +331,7 @@ class DataConfig:
             raise ConfigError(f"{path} is {table!r}, which {what}: no other feature can share its table", hint=hint)
 
     def table_of(self, feature: str) -> str:
-        """Return the name of the table that embeds ``feature``: its own, or that of the feature which it shares."""
+        """Return the name of the table that embeds ``feature``: its own, or the one that it shares."""
         return self.sparse[feature].table or feature
 
     @property

@@ -169,7 +169,7 @@ def _own(node: Any, prefix: str) -> Iterator[SettingPlace]:
 
 
 def children(path: str) -> list[str]:
-    """Return the names of the settings and groups directly below ``path`` ("": at the top)."""
+    """Return the names of the settings and groups directly below ``path`` ("" for the top level)."""
     kind = strip_none(field_type(path)) if path else Config
     if not dataclasses.is_dataclass(kind):
         return []

@@ -70,9 +70,9 @@ def block_sums(
         row_weights: How many rows each row counts as, [n]; None: one.
 
     Returns:
-        The columns ``SUMS`` of each block, [count, 6]. ``above``: of the clicked rows, the share of other rows that
-        score lower, ties one half; ``below``: of the other rows, the share of clicked ones that score higher. The
-        means of both are the AUC (DeLong et al. 1988).
+        The columns ``SUMS`` of each block, [count, 6]. ``above``: summed over clicked rows, the share of other rows
+        that score lower, ties one half; ``below``: summed over other rows, the share of clicked rows that score
+        higher. The means of both are the AUC (DeLong et al. 1988).
     """
     values = logits.astype(np.float64, copy=False)
 

@@ -107,11 +107,11 @@ def judge_scores(
             or there is no incumbent, and the checks of a first model apply.
         columns: What the columns are called.
         settings: Group ``gate``.
-        seed: Of the bootstrap.
-        max_gauc_drop: Takes the place of ``settings.max_gauc_drop``.
+        seed: The seed of the bootstrap.
+        max_gauc_drop: Replaces ``settings.max_gauc_drop``.
         ledger: The file of the looks that spend ``gate.budget``, at any fsspec URL; created where it is missing.
-        day: Of the rows, which the look counts for, a date, a time of it, or YYYY-MM-DD; None: today's.
-        progress: Gets steps done, and of how many.
+        day: The day of the rows, which the look counts for: a date, a time, or YYYY-MM-DD; None: today.
+        progress: Gets the steps done and their total.
 
     Returns:
         What the gate records of a version with these scores: figures, checks and verdict.
@@ -366,7 +366,7 @@ def _logits(column: pl.Series, whose: str, labels: NDArray[np.float32], are_logi
 
 
 def _require_sound_scores(scored: ScoredRows, record: GateRecord) -> None:
-    """Raise where scores are one number, or those of two models are not alike at all: of other rows, or another class.
+    """Raise if scores are one number, or two models' scores are not alike at all: of other rows, or of another class.
 
     An incumbent with such scores looks far worse than it is, and any candidate would pass beside it. A candidate with
     such scores is clearly worse, and held for that.

@@ -2,8 +2,8 @@
 
 NE, AUC, log loss and calibration are computed from two sorted arrays, the logits of the clicked rows and those of the
 others. Two orders of the same rows give the same two arrays, so they give the same bits, whatever the world size was.
-Beside them: the reliability curve, figures of numbers (counts, values), those of further tasks, and how far two sets of
-predictions for the same rows lie apart.
+The module also has the reliability curve, figures of numbers (counts, values) and of further tasks, and the distance
+between two sets of predictions for the same rows.
 """
 
 from __future__ import annotations

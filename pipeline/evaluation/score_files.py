@@ -114,7 +114,7 @@ def read_rows(candidate: Table, incumbent: Table | None, columns: Columns) -> pl
 
 @dataclass(frozen=True)
 class _Opened:
-    """A table whose columns are known, and what reads some of them. ``where``: for messages; ``kind``: of its file."""
+    """A table with known columns, and a reader for them. ``where``: its name in messages; ``kind``: its format."""
 
     where: str
     kind: str

@@ -162,7 +162,8 @@ def follow(config: Config, store: Store, step: Step, write: Callable[[bytes], No
     """Run this host's ranks of ``step``, once host 0 has written the run's configuration and its ranks meet them.
 
     With ``launch=hosts`` a scheduler starts the same command on every host. Host 0 runs the chain as on one machine;
-    its torchrun waits for those of the others, which come here. Nothing happens where the artifact is committed.
+    its torchrun waits for those of the other hosts, which run this function. Nothing happens if the artifact is
+    committed.
 
     Args:
         write: Takes what the ranks print.

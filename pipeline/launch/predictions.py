@@ -161,7 +161,7 @@ def _compared_path(path: str) -> str:
 
 
 def list_sealed(store: Store) -> SealedList:
-    """Read every sealed prediction of ``store`` and what became of it; one with a broken seal is a line, too."""
+    """Read every sealed prediction of ``store`` and what became of it, including those with a broken seal."""
     compared = _compared_runs(store)
     states: dict[str, str] = {}
     lines = []

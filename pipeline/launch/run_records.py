@@ -84,9 +84,9 @@ def clear_report(store: Store, run: str, stage: str) -> None:
 
 
 def write_report(store: Store, run: str, stage: str, report: Report) -> str:
-    """Write ``report`` unless one is there. Returns "", or where the store refuses it the line for the error stream.
+    """Write ``report`` unless one exists. Return "", or a line for the error stream if the store refuses it.
 
-    The store refuses it where its disk is full, for example. ``read_report`` looks into the error stream second.
+    The store refuses it if its disk is full, for example. ``read_report`` falls back to the error stream.
     """
     path = _status_path(run, stage)
     try:

@@ -1,7 +1,7 @@
 """Sealed predictions of runs (``predictions/<configuration>/<number>.json``), and how far off each of them was.
 
-A prediction is sealed before its run: its SHA-256 stands beside it, so that nothing can be changed afterwards without
-being noticed by whoever kept the hash.
+A prediction is sealed before its run: its SHA-256 is stored beside it, so that whoever kept the hash notices any later
+change.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A run's trackers: a thread of the launcher reads the run's records from the store and tells them.
+"""A run's trackers: a thread of the launcher reads the run's records from the store and passes them on.
 
-So training never waits for a tracker, ranks need no access to one, and a tracker that was away is told all the same.
+So training never waits for a tracker, ranks need no access to one, and a tracker that was away still gets everything.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def followed(config: Config, store: Store, clock: Clock = CLOCK) -> Iterator[None]:
-    """Tell the trackers of ``track.to`` of the run while the context lasts, and of its result at the end.
+    """Report the run to the trackers of ``track.to`` while the context lasts, and its result at the end.
 
-    A run that was interrupted goes on some day: its trackers are told of its records alone. A run that another launcher
-    has taken over is that one's to tell. Trackers, or a store, that do not answer delay the end by ``END_SECONDS``.
+    An interrupted run may continue later, so its trackers get only its records. A run that another launcher has taken
+    over is reported by that launcher. Trackers, or a store, that do not answer delay the end by ``END_SECONDS``.
     """
     track, run = config.track, str(config.run)
     trackers = {name: TRACKERS.get(name).run(track, store, run, config.model_name) for name in track.to}

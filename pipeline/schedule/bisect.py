@@ -74,9 +74,9 @@ class HeldRun:
 def bisect_run(store: Store, name: str, run: Run, limit: int, deadline: datetime | None = None) -> BisectRecord:
     """Find what spoilt run ``name``, and record it.
 
-    Each suspect is tried by a training, those that speak for themselves without one. Where no training is left, only
-    the latter are tried. Several settings or features that are suspected together are tried together, and then by
-    halves. ``bisect.json`` of the run is written after each of them, and the page of a night names the culprit.
+    Each suspect is tried by a training, or without one if the records suffice. When no training is left, only suspects
+    of the second kind are tried. Several settings or features that are suspected together are tried together, and then
+    by halves. ``bisect.json`` of the run is written after each of them, and the page of a night names the culprit.
 
     Args:
         run: Does a whole run.

@@ -1,6 +1,6 @@
 """``nightjar store gc``: removes datasets, runs, plans and towers that no version, recent night or young run needs.
 
-Studies and what searches found stay; of them only what killed processes left goes, and searches nobody goes on with.
+Studies and results of searches stay; only leftovers of killed processes and abandoned searches are removed.
 
 ``may_go`` decides from what ``take_stock`` and ``needs_of`` found, without a store; ``remove`` carries it out.
 """
@@ -272,7 +272,7 @@ def remove(
 ) -> tuple[list[Removal], list[Removal]]:
     """Remove what ``may_go`` allows.
 
-    Of each artifact the manifest goes first, then ``on_point`` is called, then its folder goes, so half of one never
+    An artifact's manifest goes first, then ``on_point`` is called, then its folder goes, so that half an artifact never
     looks whole.
 
     Args:

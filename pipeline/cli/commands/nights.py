@@ -144,8 +144,8 @@ def _compose_and_run(
 ) -> int:
     """Run the nights of the days that ``wanted`` returns for a time zone, alone on their model.
 
-    What ends the command before a night began is posted and, where the date has no verdict and nobody else works on it,
-    recorded like the outcome of a night.
+    An error before a night begins is posted and, if the date has no verdict and no other launcher works on it, recorded
+    like the outcome of a night.
 
     Args:
         job: The Kubernetes job that started this.

@@ -252,14 +252,14 @@ def judge_within_budget(
         record: As of ``judge``.
         settings: Group ``gate``.
         rows: The rows of those figures.
-        ledger: None: there is no budget.
-        day: Of the rows.
+        ledger: The ledger, or None if there is no budget.
+        day: The day of the rows.
         candidate: Its name in the ledger.
-        may_publish: Whether a PASS publishes the candidate. One that is judged only cannot be a wrong promotion: it
-            spends nothing, and is asked what a first look at its day would be asked.
+        may_publish: Whether a PASS publishes the candidate. A candidate that is only judged cannot be a wrong
+            promotion: it spends nothing, and is judged like a first look at its day.
 
     Returns:
-        As ``judge``.
+        The same as ``judge``.
 
     Raises:
         ArtifactError: The ledger cannot be read, or has lost the look meanwhile.

@@ -122,7 +122,7 @@ class _Bootstrap:
         self.blocks = block_of_rows(len(clicked), self.draws.shape[1])
 
     def resample(self, logits: Floats, rows: NDArray[np.int64] | None = None) -> dict[str, Resampled]:
-        """Return NE, AUC and calibration of a model; ``rows``: of these alone, which stay in their blocks."""
+        """Return NE, AUC and calibration of a model, or only of its ``rows``, which stay in their blocks."""
         clicked, blocks, row_weights = self.clicked, self.blocks, self.row_weights
         if rows is not None:
             clicked, blocks, logits = clicked[rows], blocks[rows], logits[rows]

@@ -1,8 +1,8 @@
 """A dry run: every rank of a large world, one after the other in this process, without rows, links or a store.
 
-The planner plans, TorchRec shards tables on the meta device in a process group that connects nobody
+The planner plans, TorchRec shards tables on the meta device in a fake process group
 (``torch.testing._internal.distributed.fake_pg``), shards are cut into a checkpoint's files and named, and batches are
-dealt out. One rank's objects exist at a time; what every rank said is checked against the others.
+dealt out. Only one rank's objects exist at a time; each rank's report is checked against the others.
 """
 
 from __future__ import annotations
@@ -261,7 +261,7 @@ def rank_rows(deal: BatchSampler, batch: int, rank: int, world: int) -> list[tup
 
 @contextmanager
 def fake_rank(rank: int, world: int, local: int) -> Iterator[None]:
-    """Be ``rank`` of ``world`` in a process group that connects nobody: its collectives return at once.
+    """Act as ``rank`` of ``world`` in a fake process group, whose collectives return at once.
 
     ``local``: ranks of a host.
     """

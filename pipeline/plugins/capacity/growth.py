@@ -269,7 +269,7 @@ def _find_why_still(history: History, limit: int, fixed: bool) -> str:
 class _Trend:
     """Steps as a function of the day or of the rows: ``kind``, and the line's ``start`` and ``slope`` [draws].
 
-    ``noise``: what the line leaves of the measured steps, widened for the fitted numbers.
+    ``noise``: residuals of the measured steps, widened for the fitted numbers.
     """
 
     kind: str

@@ -1,7 +1,7 @@
-"""Many plans side by side: of settings that vary, and of nights to come, with the night when a tier is full.
+"""Many plans side by side, for settings that vary or for coming nights, with the night when a tier is full.
 
-Of nights to come, the projected rows of every table are planned anew. Traffic stays that of the last night: lookups per
-sample, and the share of them that the hottest rows serve. New rows are the coldest of their table.
+For coming nights, the projected rows of every table are planned again. Traffic stays that of the last night: lookups
+per sample, and the share of them that the hottest rows serve. New rows are the coldest of their table.
 """
 
 from __future__ import annotations

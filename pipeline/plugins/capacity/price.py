@@ -1,7 +1,7 @@
 """The cheapest hardware that ends the night in time: what a night takes and costs on each offer, tonight and later.
 
-Stages are those that were measured on this machine (``rehearsal.py``). On other hardware the planner's step counts,
-times what a real step took here over what the planner predicts for here.
+The times of stages were measured on this machine (``rehearsal.py``). On other hardware the planner's predicted step
+is scaled by the ratio of a real step to a predicted step on this machine.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredNight:
-    """What was measured: ``times`` of stages with the settings ``inputs``, and the ``rates`` of a rank here.
+    """Measurements: ``times`` of stages with the settings ``inputs``, and the ``rates`` of a rank on this machine.
 
-    ``checkpoint``: of the nights to come. ``step_factor``: what a step took over what is predicted for ``inputs``.
+    ``checkpoint``: settings of the coming nights. ``step_factor``: a step's measured over its predicted time.
     """
 
     times: StageTimes
@@ -62,7 +62,7 @@ class MeasuredNight:
 
 @dataclass(frozen=True, kw_only=True)
 class DataGrowth:
-    """How the data of the nights to come grows: ``tables`` by name, and ``rows`` of a night over tonight's.
+    """How the data of the coming nights grows: ``tables`` by name, and ``rows`` of a night relative to tonight's.
 
     Without tables nothing grows. ``last``: the day of the last night.
     """
@@ -236,7 +236,7 @@ class Pricing:
         return outlooks
 
     def choices(self, outlooks: Sequence[OfferOutlook], count: int) -> Iterator[CheapestOffer]:
-        """Choose the cheapest, on demand and on spot: of tonight, with its wall, and of all ``count`` nights."""
+        """Yield the cheapest offers, on demand and on spot, for tonight (with its wall) and for all nights."""
         for kind in (ON_DEMAND, SPOT):
             for scope in (TONIGHT, NIGHTS):
                 able = []

@@ -106,7 +106,7 @@ def _read_gb_per_s(store: Store, dataset: Artifact, inputs: PlanInputs) -> float
 
 
 def _drawn(inputs: PlanInputs) -> tuple[float, float, float]:
-    """Return rows/s, bytes of a row and GB/s for a dataset that is described only: by the bytes of drawn rows."""
+    """Return rows/s, bytes of a row and GB/s for a dataset that is only described, from drawn rows."""
     tables = tuple(min(column.rows, 100_000) for column in inputs.schema.sparse)
     batch = min(inputs.batch, DRAWN_ROWS // 16)
     trial = Trial(rows=tables, zipf=1.1, dim=1, bottom=(1,), top=(1,), batch=batch)

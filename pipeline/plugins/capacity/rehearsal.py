@@ -1,4 +1,4 @@
-"""What the stages of a run take on this machine: from a short real run, or from the last night of a model.
+"""The times of a run's stages on this machine, from a short real run or from the last night of a model.
 
 A rehearsal is ``nightjar run`` itself with a training of a few seconds: its start, its steps, its checkpoint and the
 whole evaluation are those of the real run. Its records are removed; plan and towers stay in the store, for the run to
@@ -48,10 +48,10 @@ OWN_GROUPS = ("launch", "track")
 class StageTimes:
     """What the stages of a run took, in parts that grow with its rows and parts that do not.
 
-    ``start_s``: of the train stage before its first step; ``step_ms``: of a step, with what goes on beside it;
-    ``end_s``: of the training besides its steps, its last checkpoint above all; ``look_s``: of a validation.
-    ``evaluate_s``: for ``test_rows``. ``publish_s`` None: the run published nothing. ``memory_bytes``: of the process
-    that took most. ``source``: where the figures come from.
+    ``start_s``: the train stage before its first step; ``step_ms``: a step, with what goes on beside it; ``end_s``:
+    the rest of the training, above all its last checkpoint; ``look_s``: a validation. ``evaluate_s``: evaluation of
+    ``test_rows``. ``publish_s``: None if the run published nothing. ``memory_bytes``: the largest process.
+    ``source``: where the figures come from.
     """
 
     source: str

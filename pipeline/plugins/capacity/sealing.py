@@ -46,7 +46,7 @@ def predict_run(
     """Predict the run of ``config`` on the machine that ``times`` were taken on.
 
     Args:
-        config: As composed: its hash is that of the run.
+        config: The configuration as composed, whose hash is that of the run.
         inputs: Of its plan.
         stages: Those that it will not skip.
         plan_s: Seconds of making the plan, for a rehearsal that found it in the store.

@@ -69,9 +69,9 @@ def setting_of(bound: str, hardware: HardwareConfig) -> str:
 class Rates:
     """What one rank reads and writes beside its steps.
 
-    ``rows_per_s``: decoded; ``row_bytes``: of a train row in the store; ``read_gb_per_s``: from the store by one rank;
-    ``checkpoint_gb_per_s``: of float32 rows with their state, encoded and written; ``store_gb_per_s``: what the store
-    serves all ranks together, 0: no limit is known.
+    ``rows_per_s``: decoded rows; ``row_bytes``: size of a train row in the store; ``read_gb_per_s``: what one rank
+    reads from the store; ``checkpoint_gb_per_s``: float32 rows with their state, encoded and written; ``store_gb_per_s``:
+    what the store serves all ranks together, 0: no limit is known.
     """
 
     rows_per_s: float
@@ -117,7 +117,7 @@ def worlds(
 
 
 def resized(inputs: PlanInputs, ranks: int, per_rank: int | None = None) -> PlanInputs:
-    """``inputs`` for ``ranks`` ranks or more, on whole hosts; ``per_rank``: samples a step on each (None: as is).
+    """Return ``inputs`` for at least ``ranks`` ranks on whole hosts, with ``per_rank`` samples a step (None: as is).
 
     Embedding hosts stay the same share of all hosts, at least one, beside at least one worker.
     """
@@ -182,9 +182,9 @@ def _predict(inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> 
 def beside_ms(
     predicted: Prediction, inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig, step_ms: float
 ) -> dict[str, float]:
-    """Return the ms a step of what goes on beside the steps (BESIDE) on the rank that has most of it.
+    """Return the ms per step of work beside the steps (BESIDE), on the rank that has most of it.
 
-    A checkpoint counts as a baseline, written between it and the next one.
+    A checkpoint counts as a baseline that is written until the next one begins.
     """
     groups = sum(map(len, inputs.schema.groups.get("train", [])))
     rows = inputs.batch * decoded_share(inputs.train, inputs.hardware.workers, groups)
@@ -239,10 +239,10 @@ def longest(parts: Mapping[str, float], device: str) -> str:
 
 
 def wall_of(found: list[World], device: str) -> Wall | None:
-    """Return where growing ends to pay: the first world that no plan fits, or whose samples/s grow by less than GROWS.
+    """Return the first world that no plan fits, or whose samples/s grow by less than GROWS.
 
-    Its bound is the part of the step that is longest beyond its share: that of the world before, divided by how many
-    times the ranks there are. None if all worlds pay.
+    Its bound is the part of the step that exceeds its ideal share most: its time in the world before, divided by the
+    growth of the ranks. None if all worlds pay.
     """
     # The first world is compared with itself: it may not fit either, but has no predecessor.
     for before, each in pairwise([found[0], *found]):
@@ -278,12 +278,12 @@ def predict_scale(
     """Predict the worlds of ``ranks`` ranks, the wall, and tell measured figures from assumed ones.
 
     Args:
-        config: Of the training.
-        inputs: Of its plan.
+        config: The training's configuration.
+        inputs: The inputs of its plan.
         rates: What one rank reads and writes.
         measured_rates: ``rates`` as figures.
         ranks: See ``worlds``, as ``per_rank`` and ``progress``.
-        served: GB/s of the store to all ranks; 0: as much as they ask for.
+        served: GB/s that the store serves to all ranks; 0: as much as they ask for.
     """
     rates = replace(rates, store_gb_per_s=served)
     predictions = worlds(inputs, rates, config.checkpoint, ranks, per_rank, progress)

@@ -91,7 +91,7 @@ class DeltaSnapshot(TableSnapshot):
 
     @cached_property
     def _days(self) -> list[tuple[int, int] | None]:
-        """The first and the last day of every file: by its partition, else by the statistics in the log."""
+        """Return the first and the last day of every file, by its partition or else by the log's statistics."""
         data = self.data
         column = data.day_column or data.timestamp
         if column is None:

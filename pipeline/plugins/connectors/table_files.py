@@ -47,9 +47,9 @@ class TableColumn:
 class DataFile:
     """A Parquet file of a table, small enough to be handed to another process.
 
-    ``path``: in messages. ``mark``: differs where other rows of it count. ``rows``: as the table's record has them.
-    ``open``: its bytes. ``constants``: values of columns that all its rows share and the file lacks. ``deleted``: the
-    rows, from 0 on, that do not count; None if all do.
+    ``path``: the name in messages. ``mark``: differs if other rows of the file count. ``rows``: the table's record of
+    their number. ``open``: opens its bytes. ``constants``: values of columns that all its rows share and the file
+    lacks. ``deleted``: the rows, from 0 on, that do not count; None if all do.
     """
 
     path: str

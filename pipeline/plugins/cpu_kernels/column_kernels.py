@@ -73,7 +73,7 @@ class ColumnKernels:
         return counts, first
 
     def take(self, values: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Return ``values[codes]``: of int32, by codes of 16 or 32 bits that lie within them."""
+        """Return ``values[codes]`` for int32 ``values`` and codes of 16 or 32 bits within them."""
         values = np.ascontiguousarray(values, np.int32)
         codes = np.ascontiguousarray(codes)
         out = np.empty_like(codes, np.int32)

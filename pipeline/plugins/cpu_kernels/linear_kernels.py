@@ -69,7 +69,7 @@ class LinearKernels:
     ) -> None:
         """Fill ``for_weight`` and ``for_bias``, and ``for_x`` unless it is None, from ``grad`` (contiguous).
 
-        ``out``: that of ``forward`` where there is a ReLU, else None.
+        ``out``: the output of ``forward`` if there is a ReLU, else None.
         """
         task = _task(x, weight, out=_at(out), grad=_at(grad), for_x=_at(for_x))
         task.for_weight = for_weight.data_ptr()

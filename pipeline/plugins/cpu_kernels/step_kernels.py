@@ -247,7 +247,7 @@ class Tables:
         return None if failed else pooled
 
     def adagrad(self, ids: Tensor, offsets: Tensor, grad: Tensor, lr: float, eps: float) -> None:
-        """Train the rows of a lookup by row-wise Adagrad; ``grad``: of the pooled embeddings, contiguous."""
+        """Train the rows of a lookup by row-wise Adagrad; ``grad``: the pooled embeddings' gradient, contiguous."""
         task = self._task(ids, offsets, grad)
         task.lr, task.eps = lr, eps
         if self._library.steps_adagrad(ctypes.byref(task)):

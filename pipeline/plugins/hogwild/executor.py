@@ -39,7 +39,7 @@ class Hogwild(StepExecutor):
     """A ``StepExecutor`` whose steps threads take: ``step`` returns the output of the next step that finishes.
 
     Threads run ahead of ``step``. ``drain`` lets them finish what they have begun: call it before anything looks at the
-    weights. The first step of a session is taken alone: it makes the state of the optimizers, and TorchRec prepares for
+    weights. The first step of a process is taken alone: it makes the state of the optimizers, and TorchRec prepares for
     the features of a batch, which several threads at once cannot.
     """
 

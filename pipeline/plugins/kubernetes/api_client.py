@@ -118,9 +118,9 @@ class Api:
         return self._call("PATCH", path, body, query, content="application/apply-patch+yaml")
 
     def delete(self, path: str, version: str = "") -> None:
-        """Delete an object and in the background what it owns; nothing happens where it does not exist.
+        """Delete an object and, in the background, what it owns; nothing happens if it does not exist.
 
-        With ``version``, its resource version: RefusedError with status 409 where it has another one.
+        ``version``: its resource version; RefusedError with status 409 if it has another one.
         """
         options: Object = {"propagationPolicy": "Background"}
         if version:

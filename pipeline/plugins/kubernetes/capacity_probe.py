@@ -1,7 +1,7 @@
-"""Room for more hosts of a stage, taken by a job of the stage's own kind and shape whose pods only wait.
+"""Room for more hosts of a stage, held by a job of the stage's own kind and shape whose pods only wait.
 
 So queues, quotas, admission by Kueue, gang scheduling and node groups treat it like the stage itself, and the launcher
-needs no further rights. The pods wait no longer than ``HOLD_SECONDS``, should nobody end them.
+needs no further rights. The pods wait at most ``HOLD_SECONDS`` if nobody ends them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ASKING_SECONDS = 5.0  # time limit for an answer: training goes on meanwhile and
 class JobRoom:
     """Places that the pods of a job hold.
 
-    ``job``: its path; ``runs(job)``: whether it has not ended; ``pods``: the path of pods; ``selector``: of its own.
+    ``job``: its path; ``runs(job)``: whether it has not ended; ``pods``: the path of pods; ``selector``: its pods.
     """
 
     api: Api

@@ -35,7 +35,7 @@ VOLCANO_PHASES = {"Completed": "succeeded", "Failed": "failed", "Terminated": "f
 def volcano_job(config: Config, step: Step, name: str, attempt: int, config_url: str) -> Object:
     """Build the Volcano job of a stage from the one that TorchX renders.
 
-    Of TorchX's stay the tasks and each one's command and variables; what it cannot say comes from ``launch.pods``.
+    TorchX's job provides the tasks with their commands and variables; everything else comes from ``launch.pods``.
     """
     app = pods_app(step.name, config, config_url, name)
     rendered = rendered_for_volcano(app, config.launch.namespace, config.launch.queue)

@@ -107,9 +107,9 @@ def pod_template(
 ) -> Object:
     """Return the template of a pod of ``stage`` that runs ``command`` and has ``seconds`` to end after a signal.
 
-    ``env``: variables beside those of ``launch.pods``; ``role``: of the pod, where the stage's pods have several, by
-    which it has resources and patches of its own. Nothing in it may become root, write to the image or talk to
-    the API server, but for the launcher.
+    ``env``: variables besides those of ``launch.pods``; ``role``: the pod's role, if the stage's pods have several,
+    which selects its resources and patches. Nothing in the pod may become root, write to the image or, except in the
+    launcher, talk to the API server.
     """
     pods, launcher = config.launch.pods, stage == LAUNCHER
     # Embedding hosts are pods of the train stage, with their own resources and patches.

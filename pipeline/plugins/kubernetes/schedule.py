@@ -294,7 +294,7 @@ def night_job(config: Config, name: str) -> NightJob:
 def end_leftovers(config: Config, model: str, day: date, kept: Iterable[date]) -> None:
     """End running jobs of the model's nights before ``day``, except the ``kept`` ones.
 
-    Their launchers are gone, for this process holds the model: nobody would look at what they make.
+    Their launchers are gone, since this process holds the model's lock, so their results would not be used.
     """
     # Find jobs by the names of the model's nights, so that no other run in the namespace is touched.
     days = {day - timedelta(days=back) for back in range(1, LOOK_BACK_DAYS + 1)} - set(kept)

@@ -1,6 +1,6 @@
 """What Ray runs on its workers: functions of parts of a log, and the workers that merge counts by ranges of hashes.
 
-Everything that grows with the rows passes between workers. The driver hears of sums, sketches and figures.
+Everything that grows with the rows passes between workers. The driver receives only sums, sketches and figures.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Answers:
 
 
 def count_part(part: Source, job: CountJob, ranges: int) -> tuple[Any, ...]:
-    """Pass 1 of a part: what the driver hears, the typed rows of its blocks, and what was counted, by range."""
+    """Run pass 1 of a part; return figures for the driver, the typed rows of its blocks, and the counts by range."""
     split_counts, blocks, typed = job.empty_counts(), list[Counted](), list[np.ndarray]()
     for block in part.blocks():
         counted, partial, rows = count(block, job)
@@ -180,7 +180,7 @@ def areas(alone: LabelLeakCounts) -> dict[str, float]:
 def transform_part(
     typed: Sequence[np.ndarray], job: TransformJob, folders: Sequence[str], *tables: FittedMapping
 ) -> tuple[Any, ...]:
-    """Pass 2 of a part: rows by folder, and those rows as Arrow IPC. ``tables``: of ``job.spec.owners``."""
+    """Run pass 2 of a part; return row counts by folder, and the rows as Arrow IPC. ``tables``: by ``job.spec.owners``."""
     by_owner = {}
     for column, table in zip(job.spec.owners, tables, strict=True):
         by_owner[column.name] = table

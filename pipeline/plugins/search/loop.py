@@ -83,7 +83,7 @@ def table_bytes(space: ArchitectureSpace, dim: int) -> int:
 def require_memory(space: ArchitectureSpace, room: int | None = None) -> None:
     """Raise PlanError if the tables of the super-net do not fit into ``room`` bytes of memory.
 
-    By default that is what this process may still use on this machine.
+    By default this is the memory that the process may still use on this machine.
     """
     # The dense part and a batch are not counted, since they are small beside tables that come near the limit.
     dim = space.config.model.embedding_dim

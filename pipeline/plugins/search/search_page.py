@@ -1,4 +1,4 @@
-"""What a search leaves: its text, the record with its page, and ``best.yaml``, an experiment with the model found."""
+"""The results of a search: its text, its record with a page, and ``best.yaml``, an experiment with its model."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from pipeline.records.dataset import DatasetSchema
 class SearchTables:
     """forward: ids of a batch -> embeddings [B, F, D]. A table narrower than D has zeros behind its width.
 
-    Initial rows are uniform as in training, drawn from ``seed``. ``rows``: of all tables, one after the other.
+    Initial rows are uniform as in training, drawn from ``seed``. ``rows``: the rows of all tables, one after the other.
     """
 
     def __init__(self, schema: DatasetSchema, model: ModelConfig, rules: TableRules, seed: int) -> None:
@@ -136,7 +136,7 @@ class SuperNet(nn.Module):
     [B, F, D] behind each feature's projection, ``bottom_mlp layer <i>`` [B, w], ``bottom_mlp depth`` [layers, B, D],
     ``pairs`` [B, P] (the features of each are in ``pairs``), ``top_mlp layer <i>`` [B, w], ``top_mlp depth``
     [layers, B, 1]: ends behind each number of layers, most layers first. The projections are drawn from ``seed``.
-    ``dtype``: in which the layers multiply; None: float32.
+    ``dtype``: the type in which the layers multiply; None: float32.
     """
 
     places: Tensor

@@ -166,7 +166,7 @@ STEP = "step"
 
 @dataclass(frozen=True)
 class ParameterBlock:
-    """Rows and columns of ``parameter`` as a matrix (of a vector: all of it); ``number`` among the parameter's blocks.
+    """Rows and columns of ``parameter`` as a matrix (a vector is whole), and the block's ``number`` in the parameter.
 
     ``shared``: its gradient is the same on all ranks.
     """

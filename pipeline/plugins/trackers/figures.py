@@ -1,4 +1,4 @@
-"""The figures that trackers are told, by one name each, whatever the tracker calls them."""
+"""The figures that trackers receive, with one name each, whatever the tracker calls them."""
 
 from __future__ import annotations
 

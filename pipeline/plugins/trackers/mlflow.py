@@ -192,7 +192,7 @@ class _MlflowRun(RunTracking):
         self.params |= params
 
     def _load_run(self) -> None:
-        """Load the run of an earlier launcher, with all that was sent of it."""
+        """Load the run of an earlier launcher, with everything that was sent about it."""
         run = find_run(self.server, experiment_id(self.server, self.experiment), self.store, self.run)
         if run is None:
             return

@@ -32,7 +32,7 @@ class _EventFile(RunTracking):
         self._last = 0  # the last step in the file
 
     def records(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Write those that are new."""
+        """Write the records that are new."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         # A resumed training repeats steps with other times, so a record that differs from the written one is new.

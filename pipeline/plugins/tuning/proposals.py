@@ -73,7 +73,7 @@ def decided(
 ) -> tuple[bool, TrialRecord]:
     """Return whether trial ``number`` ends after its last look, and its record with the rungs that it has reached.
 
-    ``rows``: of an epoch; ``samples_total``: of the longest training.
+    ``rows``: the rows of an epoch; ``samples_total``: the samples of the longest training.
     """
     module = optuna()
     pruner = _pruner(module, config, rows, samples_total)

@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 def tune(
     overrides: Sequence[str], config_dir: str | None = None, progress: Progress = lambda done, total: None
 ) -> tuple[Store, StudyShown]:
-    """Begin the study that ``overrides`` describe, or continue it. ``progress``: told of ended trials and of all.
-    Returns its store and what there is to show.
+    """Begin or continue the study that ``overrides`` describe. ``progress`` gets the ended trials and all trials.
+    Returns its store and its results.
 
     Raises ConfigError for a setting or a range that is wrong, and where the study of this name is another one;
     LaunchError if another tuner has it; the error of the trials where none of them succeeded.
@@ -199,7 +199,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 def split_recorded(shared: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the overrides that a study records and gives to every trial, and those that may differ from call to call.
 
-    What is for nights is in neither.
+    Overrides for nights are in neither.
     """
     recorded, of_call = list[str](), list[str]()
     for text in shared:

@@ -108,7 +108,7 @@ class Tuner:
             shutil.rmtree(self.logs, ignore_errors=True)
 
     def _begin(self, late: bool) -> None:
-        """Start the next trial where there is room: first those that an earlier tuner left."""
+        """Start the next trial if there is room: first those that an earlier tuner left."""
         if len(self.processes) >= self.tune.parallel:
             return
         # Two trials must not make the same shared artifact, so the next trial waits until all of them exist.
