@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from pipeline.evaluation.score_files import Table
 
 MISSING = "(missing)"
-# A score of exactly 0 or 1 has an infinite loss if it is wrong. So scores are clipped to at least LEAST, and to at most
-# half a step of their type below 1.
+# A score of exactly 0 or 1 has an infinite loss if it is wrong. So scores count as at least LEAST, and as at
+# most 1 minus half a step of their type.
 LEAST = 2.0**-53
 MOST = {np.dtype(np.float32): 1 - 2.0**-25, np.dtype(np.float64): 1 - 2.0**-53}
 # Rows whose logits are computed at a time, so that temporaries stay small.

@@ -336,7 +336,7 @@ def _answer(check: Check) -> int:
 
 
 def _checks(record: GateRecord) -> list[Check]:
-    # Failed checks first, then warnings. Slices that passed are one line here, and have a table of their own.
+    # List failed checks first, then warnings. Slices that passed share one line here, and have their own table.
     shown, passed_slices = [], 0
     for check in record.checks:
         if check.passed and check.name.startswith(_SLICE):
@@ -376,7 +376,7 @@ def _tasks(record: GateRecord) -> PageTable:
 
 
 def _importance(record: GateRecord, importance: Mapping[str, Importance] | None, what: str) -> PageTable:
-    # Features, or towers, by importance; where the incumbent's was recorded when it was published, by the change.
+    # List features, or towers, by importance, or by its change if the incumbent's was recorded when it was published.
     importance = importance or {}
     before: Mapping[str, Importance] = {}
     if record.former is not None:

@@ -38,8 +38,8 @@ FIRST_DAY = date(2026, 1, 1)
 FEWEST_NIGHTS, MOST_NIGHTS = 3, 28
 # With fewer rows a day, the gate could not tell a good model from a bad one.
 FEWEST_ROWS = 20_000
-# The bad day loses this share of clicks, and this share of a column. Ingestion would refuse a column that is empty in
-# more than half of the rows.
+# The bad day loses LOST_CLICKS of its clicks, and EMPTY of the values of BROKEN_COLUMN. Ingestion would refuse a column
+# that is empty in more than half of the rows.
 LOST_CLICKS, BROKEN_COLUMN, EMPTY = 0.5, "C3", 0.4
 LOG, SETTINGS = "demo.log", "demo.json"
 # Seconds a night on two cores, in addition to the seconds for its rows.

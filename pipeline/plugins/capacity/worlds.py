@@ -70,8 +70,8 @@ class Rates:
     """What one rank reads and writes beside its steps.
 
     ``rows_per_s``: decoded rows; ``row_bytes``: size of a train row in the store; ``read_gb_per_s``: what one rank
-    reads from the store; ``checkpoint_gb_per_s``: float32 rows with their state, encoded and written; ``store_gb_per_s``:
-    what the store serves all ranks together, 0: no limit is known.
+    reads from the store; ``checkpoint_gb_per_s``: float32 rows with their state, encoded and written;
+    ``store_gb_per_s``: what the store serves all ranks together, 0: no limit is known.
     """
 
     rows_per_s: float

@@ -180,7 +180,7 @@ def areas(alone: LabelLeakCounts) -> dict[str, float]:
 def transform_part(
     typed: Sequence[np.ndarray], job: TransformJob, folders: Sequence[str], *tables: FittedMapping
 ) -> tuple[Any, ...]:
-    """Run pass 2 of a part; return row counts by folder, and the rows as Arrow IPC. ``tables``: by ``job.spec.owners``."""
+    """Run pass 2 of a part; return row counts by folder and rows as Arrow IPC. ``tables``: by ``job.spec.owners``."""
     by_owner = {}
     for column, table in zip(job.spec.owners, tables, strict=True):
         by_owner[column.name] = table
