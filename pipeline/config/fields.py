@@ -73,7 +73,7 @@ def setting(
 
 
 def default_of(each: Field[Any]) -> Any:
-    """Return the default of a dataclass field; ``MISSING`` where it has none."""
+    """Return the default of a dataclass field; ``MISSING`` if it has none."""
     return each.default if each.default_factory is MISSING else each.default_factory()
 
 

@@ -107,9 +107,9 @@ def offer_of(prices: str, name: str | None, *, spot: bool, path: str) -> tuple[H
 
     Args:
         prices: Path of the file of prices.
-        name: Of the offer; None: the only one.
+        name: The offer's name; None: the only one.
         spot: Whether it needs a spot price.
-        path: Of the group of the settings, for messages.
+        path: The path of the settings' group, for messages.
 
     Raises:
         ConfigError: The file has no such offer, or the offer no spot price.

@@ -210,7 +210,7 @@ def given_sequences(sequences: Mapping[str, SequenceConfig]) -> dict[str, Sequen
 
 
 def event_feature(sequence: str, column: str) -> str:
-    """Return the name of a column of a sequence in the dataset, and of its table where it has its own."""
+    """Return the name of a column of a sequence in the dataset, and of its table if it has its own."""
     return f"{sequence}__{column}"
 
 

@@ -44,7 +44,7 @@ class Resampled:
 
 
 def block_of_rows(rows: int, blocks: int) -> NDArray[np.int64]:
-    """Return the block of each row, [rows]: ``blocks`` of them (fewer where there are fewer rows), equal, in order."""
+    """Return the block of each row, [rows]: ``blocks`` of them (fewer if there are fewer rows), equal, in order."""
     return np.arange(rows, dtype=np.int64) * min(blocks, rows) // max(rows, 1)
 
 
@@ -64,7 +64,7 @@ def block_sums(
 
     Args:
         clicked: Whether each row was clicked, [n].
-        logits: Of the same rows, [n].
+        logits: The logits of the same rows, [n].
         blocks: The block of each row, [n].
         count: The number of blocks.
         row_weights: How many rows each row counts as, [n]; None: one.
@@ -153,7 +153,7 @@ def evaluation_intervals(
 
     Args:
         labels: 0 or 1 of each row, [n], in the order of the log: rows that follow each other are drawn together.
-        logits: Of the same rows, [n].
+        logits: The logits of the same rows, [n].
         weights: How many rows each row counts as, [n]; None: one.
 
     Returns:
@@ -197,11 +197,11 @@ def loss_parts(
 
     Args:
         labels: 0 or 1, [n].
-        logits: Of the same rows, [n].
+        logits: The logits of the same rows, [n].
         weights: How many rows each row counts as, [n]; None: one.
 
     Returns:
-        ``LOSS_PARTS`` parts; fewer where there are fewer rows.
+        ``LOSS_PARTS`` parts; fewer if there are fewer rows.
     """
     values, clicked, counted = logits.astype(np.float64), labels == 1, fill_weights(labels, weights)
     loss = np.logaddexp(0.0, np.where(clicked, -values, values)) * counted / counted.sum()

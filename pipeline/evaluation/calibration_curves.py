@@ -97,7 +97,7 @@ def calibrated(
         record: The curves, by task.
         tasks: The further tasks, in the order of their logits.
         logits: [n], or [n, T] of the main task and the further ones.
-        ids: By feature; of the slices' feature the row of its table for each row, [n], or lists of these.
+        ids: By feature; for the slices' feature each row's row of its table, [n], or lists of these.
     """
     codes: NDArray[np.integer] | None = None
     if record.slices is not None:
@@ -263,7 +263,7 @@ def slice_shifts(
     Args:
         logits: Calibrated on the whole, [n].
         clicked: 0 or 1, [n].
-        weights: Of the rows, [n].
+        weights: The rows' weights, [n].
         codes: The slice of each row, [n].
         most: How many slices have a shift: those with the most rows.
     """
@@ -346,7 +346,7 @@ def fit_curve(
     Args:
         method: The kind of curve.
         labels: 0 or 1, [n].
-        logits: Of the same rows, [n].
+        logits: The logits of the same rows, [n].
         weights: How many rows each row counts as, [n]; None: one.
         codes: The slice of each row, [n]; None: the curve has no shifts of slices.
         most_slices: How many slices have a shift: the largest.

@@ -99,17 +99,17 @@ def judge_scores(
     day: date | str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> GateRecord:
-    """Judge a candidate by its scores, beside an incumbent's on the same rows where there is one.
+    """Judge a candidate by its scores, beside an incumbent's on the same rows if there is one.
 
     Args:
-        candidate: Its scores, with label, weight, slices, time and user of each row.
+        candidate: The candidate's scores, with label, weight, slices, time and user of each row.
         incumbent: The incumbent's scores; None: they are a column beside the candidate's, ``columns.incumbent_score``,
             or there is no incumbent, and the checks of a first model apply.
         columns: What the columns are called.
         settings: Group ``gate``.
         seed: The seed of the bootstrap.
         max_gauc_drop: Replaces ``settings.max_gauc_drop``.
-        ledger: The file of the looks that spend ``gate.budget``, at any fsspec URL; created where it is missing.
+        ledger: The file of the looks that spend ``gate.budget``, at any fsspec URL; created if it is missing.
         day: The day of the rows, which the look counts for: a date, a time, or YYYY-MM-DD; None: today.
         progress: Gets the steps done and their total.
 
@@ -325,7 +325,7 @@ def _weights(column: pl.Series) -> NDArray[np.floating]:
 
 
 def _logits(column: pl.Series, whose: str, labels: NDArray[np.float32], are_logits: bool) -> NDArray[np.floating]:
-    """Return logits [n]; NaN where a score is missing, for which the gate holds."""
+    """Return logits [n]; NaN for a missing score, for which the gate holds."""
     option = "--incumbent-score" if column.name == INCUMBENT else "--score"
     scores = _numbers(column, f"the {whose} scores", f"{option} <column of numbers>")
     missing = int(np.isnan(scores).sum())
@@ -434,7 +434,7 @@ def _warn_of_calibration(record: GateRecord, settings: GateConfig) -> None:
 
 
 def _encode(column: pl.Series) -> tuple[NDArray[np.int32], list[Any]]:
-    """Return a number for each row, in the order in which values come first, -1 where it is missing; and the values."""
+    """Return a number for each row, in the order in which values come first, -1 if it is missing; and the values."""
     import polars as pl
 
     if column.dtype.is_nested() or column.dtype.is_(pl.Object):

@@ -53,8 +53,8 @@ def evaluate(
 
     Args:
         labels: 0 or 1, [n].
-        logits: Of the same rows, [n].
-        true_probability: In [0, 1], [n]; None: not known.
+        logits: The logits of the same rows, [n].
+        true_probability: Probabilities in [0, 1], [n]; None: unknown.
         weights: How many rows each row counts as, [n]; None: one.
 
     Returns:
@@ -264,12 +264,12 @@ def reliability(
 
     Args:
         labels: 0 or 1, [n].
-        logits: Of the same rows, [n].
+        logits: The logits of the same rows, [n].
         bins: How many, of about n / ``bins`` rows each; fewer where rows have the same logit, for these share a bin.
         weights: How many rows each row counts as, [n]: means are weighted, and rows without weight are left out.
 
     Raises:
-        DataError: As ``evaluate`` does.
+        DataError: For the same reasons as ``evaluate``.
     """
     if bins < 1:
         raise ValueError(f"bins is {bins}, expected at least 1")
@@ -313,7 +313,7 @@ def evaluate_numbers(labels: Floats, predictions: Floats, weights: Floats | None
 
     Args:
         labels: The numbers, [n].
-        predictions: Of the same rows, [n].
+        predictions: The predictions of the same rows, [n].
         weights: How many rows each row counts as, [n]; None: one.
 
     Returns:
@@ -363,8 +363,8 @@ def evaluate_tasks(
 
     Args:
         tasks: The further tasks, in the order of their logits.
-        labels: Of each task, [n]; NaN where missing.
-        logits: Of all tasks, [n, T]; the main task's come first.
+        labels: The labels of each task, [n]; NaN if missing.
+        logits: The logits of all tasks, [n, T]; the main task's come first.
         weights: How many rows each row counts as, [n]; None: one.
     """
     figures = {}
@@ -387,7 +387,7 @@ def counted_for(
     """Return how many rows of the whole log each row stands for, [n].
 
     Args:
-        weights: Of the rows, [n].
+        weights: The rows' weights, [n].
         labels: 0 or 1, [n].
         rates: Share of the rows without a click that were kept, [n]; those with a click were all kept.
     """

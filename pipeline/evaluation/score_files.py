@@ -79,7 +79,7 @@ class Columns:
 
 
 def read_rows(candidate: Table, incumbent: Table | None, columns: Columns) -> pl.DataFrame:
-    """Read the candidate's rows with the incumbent's scores beside them, sorted by time where a column has it."""
+    """Read the candidate's rows with the incumbent's scores beside them, sorted by time if a column has it."""
     # 1. Read the candidate's rows with all columns that are needed, by the options that name them.
     named = {"--label": [columns.label], "--key": columns.key, "--slice": columns.slices}
     for option, name in (("--weight", columns.weight), ("--time", columns.time), ("--user", columns.user)):

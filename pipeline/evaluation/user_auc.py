@@ -34,13 +34,13 @@ def compare_gauc(scored: ScoredRows, confidence: float, replicates: int, blocks:
 
     Args:
         scored: Rows with finite logits; those whose user is negative, or which have no weight, are left out.
-        confidence: Of the intervals.
-        replicates: Of the bootstrap.
+        confidence: The confidence of the intervals.
+        replicates: The number of bootstrap replicates.
         blocks: Users are drawn in as many blocks, or one by one if they are fewer.
-        seed: Of the draws.
+        seed: The seed of the draws.
 
     Returns:
-        None if the rows have no users. Without figures where no user has rows of both classes.
+        None if the rows have no users. There are no figures if no user has rows of both classes.
     """
     if scored.users is None:
         return None
@@ -111,9 +111,9 @@ def auc_of_users(
     """Return the AUC within each user, a tie counting one half.
 
     Args:
-        user: From 0 on, without gaps, [n]; each has rows of both classes with a weight above 0.
+        user: Numbers from 0 on, without gaps, [n]; each user has rows of both classes with a weight above 0.
         clicked: Whether each row was clicked, [n].
-        logits: Of the same rows, [n].
+        logits: The logits of the same rows, [n].
         weights: How many rows each row counts as, [n].
 
     Returns:

@@ -96,7 +96,7 @@ def hosts_of(stage: str, config: Config) -> int:
 
 
 def roles_of(stage: str, config: Config) -> dict[str, int]:
-    """Return hosts of ``stage`` by torchrun's role: the stage's name, and ``EMBEDDING`` where there are such hosts."""
+    """Return hosts of ``stage`` by torchrun's role: the stage's name, and ``EMBEDDING`` if there are such hosts."""
     hosts = hosts_of(stage, config)
     embedding_hosts = config.hardware.embedding_hosts
     if not embedding_hosts or not distributed(stage):
@@ -143,7 +143,7 @@ def pods_app(stage: str, config: Config, config_url: str, name: str) -> AppDef:
     """Build the AppDef of one stage in pods of a cluster, a replica for each host.
 
     Args:
-        name: Of the job, under which the pods meet.
+        name: The job's name, under which the pods meet.
     """
     from torchx.specs import AppDef, Role, macros
 
@@ -170,7 +170,7 @@ def pod_command(stage: str, config: Config, config_url: str, name: str, role: st
     """Return the command of every pod of ``stage``; Kubernetes fills in ``$(FIRST_POD)`` and ``$(POD_IP)``.
 
     Args:
-        role: Of the pod, where there are several (``roles_of``).
+        role: The pod's role, if there are several (``roles_of``).
     """
     hosts = hosts_of(stage, config)
     ranks = ranks_of(stage, config) // hosts

@@ -459,7 +459,7 @@ class StageChain:
         """Pass the stage's output on until it ends; returns its last state.
 
         Raises:
-            GivenUpError: At the deadline, which the time in a queue does not bring nearer.
+            GivenUpError: The deadline has passed; time in a queue does not count.
             MoreRoomError: The stage ended to go on with more hosts.
         """
         minutes = self.config.launch.deadline_minutes

@@ -82,7 +82,7 @@ class LocalStages:
         self._forks = 0
 
     def expect(self, steps: Sequence[Step]) -> None:
-        """Begin to import what forked ranks of ``steps`` need, where the first one that is submitted is forked."""
+        """Begin to import what forked ranks of ``steps`` need, if the first submitted one is forked."""
         submitted = [step.name for step in steps if step.name not in self.config.launch.inline]
         if submitted and self.is_forked(submitted[0]):
             self._fork_server(submitted[0], [step.name for step in steps if self.is_forked(step.name)])

@@ -84,7 +84,7 @@ def compare_with_prediction(
 
     Args:
         config: The hash of the run's configuration.
-        machine: Says which one the run was on, as ``machine_of`` does; asked only where there is a prediction.
+        machine: Returns the machine of the run, as ``machine_of`` does; called only if there is a prediction.
 
     Returns:
         None if no prediction was sealed before the run, or none can be read. Of a run that skipped all stages, what
@@ -196,12 +196,12 @@ def waiting_prediction(store: Store, config: str, dataset: str, machine: str) ->
     """Find the newest prediction of a configuration that no run was compared with yet.
 
     Args:
-        config: Its hash.
+        config: The configuration's hash.
         dataset: Path of the dataset that a run would take.
-        machine: That it would be on.
+        machine: The machine that the run would use.
 
     Returns:
-        None if there is none, or where it was sealed for another dataset or machine.
+        None if there is none, or if it was sealed for another dataset or machine.
     """
     paths = sealed_paths(store, config)
     if not paths:

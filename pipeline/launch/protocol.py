@@ -46,7 +46,7 @@ class StageJob(Protocol):
         """Tell the stage to end, and wait up to ``seconds`` until it has. LaunchError if it cannot be told."""
 
     def cancel(self) -> None:
-        """End the stage at once; no error where it has ended."""
+        """End the stage at once; no error if it has ended."""
 
 
 class Room(Protocol):
@@ -56,7 +56,7 @@ class Room(Protocol):
         """Return their number; None if they are no longer held or requested. LaunchError if it is unknown."""
 
     def leave(self) -> None:
-        """Give them back; no error where there are none."""
+        """Give the places back; no error if there are none."""
 
 
 class StageRunner(Protocol):

@@ -120,7 +120,7 @@ def stage_outcome(
 
     Args:
         status: done | skipped | failed.
-        artifact: Its path; None if the stage failed.
+        artifact: The artifact's path; None if the stage failed.
         started: Seconds since 1970.
         attempts: The jobs that were submitted or found. One attempt alone says what the stage says, and is left out.
     """
@@ -174,6 +174,6 @@ def error_part(error: BaseException) -> ErrorPart:
 
 
 def record_failure(store: Store, run: str, error: BaseException) -> None:
-    """Write the ``result.json`` of a run that failed before its first stage; quiet where the store refuses it."""
+    """Write the ``result.json`` of a run that failed before its first stage; no error if the store refuses it."""
     with contextlib.suppress(NightjarError, OSError):
         store.write_json(f"{run_directory(run)}/result.json", assemble(run, {}, {}, error).to_json())

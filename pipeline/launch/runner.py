@@ -108,7 +108,7 @@ class LocalJob(LoggedJob):
             time.sleep(0.05)
 
     def cancel(self) -> None:
-        """Stop the processes at once; no error where they ended already."""
+        """Stop the processes at once; no error if they have ended already."""
         with contextlib.suppress(ProcessLookupError):
             self.runner.torchx.cancel(self.name)
 

@@ -74,7 +74,7 @@ def write_dense(
     """Write what ``read_dense`` builds the dense part from, but for ``config.yaml``.
 
     Args:
-        weights: Of each member the parameters of its checkpoint, by name.
+        weights: For each member, the parameters of its checkpoint by name.
         shares: What each member's logits count.
         logits: What ``probe`` gives of the module; empty: nothing tells whether a reader's code computes the same.
     """
@@ -133,7 +133,7 @@ def read_dense(folder: Path) -> nn.Module:
 def input_shapes(schema: DatasetSchema, model: ModelConfig, members: int) -> tuple[tuple[int, ...], list[int]]:
     """Return the shape of a sample's embeddings, and the width of each sequence's events.
 
-    Those of all ``members`` are concatenated.
+    Embeddings of all ``members`` are concatenated.
     """
     widths = [members * model.dim_of(column.owner) for column in schema.sparse]
     events = []
@@ -148,7 +148,7 @@ def input_shapes(schema: DatasetSchema, model: ModelConfig, members: int) -> tup
 def probe(module: nn.Module, schema: DatasetSchema, model: ModelConfig, members: int) -> tuple[float, ...]:
     """Return the logits that ``module`` gives a few made-up rows, by which its code is known again.
 
-    Empty where one is not finite: the gate says so, and nothing is compared.
+    Empty if a logit is not finite: the gate reports that, and nothing is compared.
     """
     shape, event_widths = input_shapes(schema, model, members)
     inputs = [probe_values(_PROBE_ROWS, len(schema.dense)), probe_values(_PROBE_ROWS, *shape)]
@@ -217,11 +217,11 @@ def build_member(
     """Build the dense part of a checkpoint, for evaluation.
 
     Args:
-        towers: Those of the plan; flat: there are none.
+        towers: The plan's towers; flat: there are none.
         weights: Parameters by their names in the checkpoint.
         data: Names the features with transform max_norm.
         hardware: Its hosts decide the order of the towers.
-        seed: Of the weights that these take the place of.
+        seed: The seed of the initial weights, which are replaced.
 
     Raises:
         ArtifactError: The weights do not fit.
@@ -348,7 +348,7 @@ class Ensemble(nn.Module):
             self.register_buffer(f"events{number}", member_columns(column_widths, len(members)))
 
     def forward(self, dense: Tensor, embeddings: Tensor, *events: Tensor) -> Tensor:
-        """Return the logits; ``events``: as ``DenseModel`` takes them, those of all members concatenated."""
+        """Return the logits; ``events``: as ``DenseModel`` takes them, concatenated over all members."""
         logits = []
         for member_number, member in enumerate(self.members):
             member_embeddings = embeddings.index_select(-1, self.get_buffer("places")[member_number])

@@ -164,7 +164,7 @@ def withdrawal(
     """Return what took ``version``, or another version of the same training, out of service.
 
     Args:
-        store: Where the versions are.
+        store: The store of the versions.
         current: What serves, with the log of changes.
         version: The version that a stage wants to promote.
         training: What it was made from.

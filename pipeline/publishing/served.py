@@ -99,11 +99,11 @@ class ServedModel:
 
     @torch.no_grad()
     def score(self, dense: NDArray[np.float32], ids: Ids) -> NDArray[np.float32]:
-        """Return logits, calibrated where the version has a calibrator.
+        """Return logits, calibrated if the version has a calibrator.
 
         Args:
             dense: Dense features [b, n].
-            ids: Of every sparse feature and every column of a sequence.
+            ids: The ids of every sparse feature and every column of a sequence.
 
         Returns:
             [b]; of a model of several tasks [b, T]: the main task's, then those of ``description.tasks`` in order.

@@ -44,7 +44,7 @@ def write_table(
     Args:
         draft: The version.
         readers: A checkpoint of each member.
-        table: Its name.
+        table: The table's name.
         coding: 8 or 4 bits, fp16 or fp32.
         window_bytes: Float32 bytes of a checkpoint in memory at a time.
     """

@@ -103,9 +103,9 @@ def compare(
     """Compare a sealed prediction with the outcome of its run.
 
     Args:
-        path: Of the seal, in the store.
+        path: The path of the seal in the store.
         config: The hash of the run's configuration.
-        machine: That the run was on.
+        machine: The machine of the run.
     """
     part = PredictionPart(sealed=path, sha256=sealed.sha256, created=prediction.created)
     dataset = result.artifact("ingest")

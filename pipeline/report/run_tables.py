@@ -182,7 +182,7 @@ def read_data(store: Store, dataset: Artifact | None) -> dict[str, Any]:
 
 
 def data_words(part: IngestPart, data: Mapping[str, Any]) -> str:
-    """Describe a run's dataset in a line. ``data``: from ``read_data``."""
+    """Describe a run's dataset in a line. ``data``: the result of ``read_data``."""
     train = f"{units.count(part.rows_train)} train"
     if part.rows_validation is not None:
         train += f", {units.count(part.rows_validation)} validation"

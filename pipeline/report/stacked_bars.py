@@ -20,7 +20,7 @@ RANKS = "rank"
 
 @dataclass(frozen=True, kw_only=True)
 class BarSeries:
-    """One colour of every bar. ``values``: by rank. ``colour``: the number of a class in the style sheet."""
+    """One colour of every bar. ``values``: one per rank. ``colour``: the number of a class in the style sheet."""
 
     name: str
     values: Sequence[float]

@@ -149,7 +149,7 @@ def wilson(rate: float, rows: int, z: float = 1.96) -> tuple[float, float]:
 
     Args:
         rate: The share, of ``rows`` rows.
-        z: Of a normal distribution; 1.96 covers 95 %.
+        z: A quantile of the normal distribution; 1.96 covers 95 %.
     """
     if rows <= 0:
         return 0.0, 1.0

@@ -81,12 +81,12 @@ def bisect_run(store: Store, name: str, run: Run, limit: int, deadline: datetime
     Args:
         run: Does a whole run.
         limit: The largest number of trainings.
-        deadline: None begins that would not end before it, if it takes as long as the held run; None: no deadline.
+        deadline: No training begins that would end after it, if it takes as long as the held run; None: no deadline.
 
     Raises:
         ConfigError: The gate did not hold that run, or it had no incumbent.
         ArtifactError: The run or what it started from is gone.
-        DataError: Its logs have changed since, so that a replay would train on other rows.
+        DataError: The run's logs have changed since, so that a replay would train on other rows.
         LaunchError: Another process searches for what spoilt it.
         Interrupted: A signal ended a replay. What was found is recorded.
         NightjarError: A replay failed, with its exit code. What was found is recorded.

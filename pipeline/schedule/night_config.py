@@ -55,7 +55,7 @@ def split_arguments(arguments: Sequence[str], names: Sequence[str]) -> tuple[dic
 def gap_of(times: Sequence[tuple[int, int]], zone: str, first: date) -> str:
     """Describe the first local time of ``times``, (hour, minute), that a day within a year from ``first`` on lacks.
 
-    "" where there is none.
+    "" if there is none.
     """
     for offset in range(366):
         day = first + timedelta(days=offset)

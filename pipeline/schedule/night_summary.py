@@ -93,7 +93,7 @@ def finished_record(store: Store, record: NightRecord, error: NightjarError | No
 
 
 def with_cost(config: Config, record: NightRecord) -> NightRecord:
-    """Add what the stages of a night cost by ``nightly.prices``; nothing without prices, or where no stage ran.
+    """Add what the stages of a night cost by ``nightly.prices``; nothing without prices, or if no stage ran.
 
     The file of prices may have changed since the night began. Then a warning says why there is no cost.
     """
@@ -114,7 +114,7 @@ def host_seconds(record: NightRecord, hosts: int) -> float:
     """Sum the seconds of a night's stages, each times the hosts that it had.
 
     Args:
-        hosts: With which the night began; ``record.shrunk`` and ``record.grown`` say how their number changed.
+        hosts: The number at the night's start; ``record.shrunk`` and ``record.grown`` say how it changed.
     """
     total = 0.0
     every: list[Shrunk | Grown] = [*(record.shrunk or ()), *(record.grown or ())]
@@ -250,7 +250,7 @@ def _describe_settings(store: Store, model: str, base: Base, run: str) -> list[s
 def read_settings(store: Store, model: str, base: Base, run: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the settings of the run that made ``base`` of ``model`` and those of ``run``.
 
-    A version keeps its settings when its run is gone. None of either where one is missing.
+    A version keeps its settings after its run is gone. Both are empty if one is missing.
     """
     configs: list[Any] = []
     before = f"{run_directory(base.run)}/config.yaml"

@@ -376,7 +376,7 @@ def run_nights(
 
     A failed night stops the later ones unless ``keep_going``. A held night does not stop them: they start from the
     version that keeps serving. A signal always stops. After the last night, what spoilt held ones is searched for
-    (``nightly.bisect``), where no search is recorded yet.
+    (``nightly.bisect``), if no search is recorded yet.
 
     Args:
         wait_last: Minutes that the last night waits for its logs; the others do not wait.

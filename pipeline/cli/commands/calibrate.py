@@ -63,7 +63,7 @@ def target_of(out: str, preset: str) -> Path:
 
 
 def disk_of(config: Config, ssd: str | None) -> Path | None:
-    """Return the folder whose disk is read: ``ssd``, else the store's where it is local; ConfigError: no folder."""
+    """Return the folder whose disk is read: ``ssd``, else the store's if it is local; ConfigError: no folder."""
     if ssd is not None:
         if not Path(ssd).is_dir():
             raise ConfigError(f"--ssd {ssd} is not a directory", hint="--ssd <a directory on the disk to measure>")
@@ -137,7 +137,7 @@ def _measure_again(config: Config, *, as_json: bool) -> int:
 
 
 def _write(path: Path, text: str = "") -> None:
-    """Make the folder of ``path``, and the file where there is ``text``; ConfigError if that cannot be."""
+    """Make the folder of ``path``, and the file if there is ``text``; ConfigError if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if text:

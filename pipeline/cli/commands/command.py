@@ -131,7 +131,7 @@ def tell(as_json: bool, result: Any, render: Callable[[Any], str], to: TextIO | 
 
 
 def progress(as_json: bool, what: str) -> Callable[[int, int], None]:
-    """Return what shows (done, total) as a bar on standard error where that is a terminal, else nothing."""
+    """Return what shows (done, total) as a bar on standard error if that is a terminal, else nothing."""
     if as_json or not sys.stderr.isatty():
         return lambda done, total: None
     last = 0.0

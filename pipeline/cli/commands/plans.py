@@ -70,7 +70,7 @@ def planned_for(job: list[str], config_dir: str | None, *, timed: bool = False) 
     """Compose ``job``; return its configuration and what a planner takes.
 
     Args:
-        timed: The speeds of the hardware matter, so those of this machine are measured where they are not known.
+        timed: Hardware speeds matter, so measure those of this machine if they are unknown.
 
     Raises:
         ArtifactError: The dataset is missing; the hint is the command that makes it.

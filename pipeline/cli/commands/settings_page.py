@@ -39,7 +39,7 @@ training continues from; the finished training, `train`, has all its settings to
 def chosen(name: str | None) -> list[SettingPlace]:
     """Return the setting called ``name``, or the group with all it has; all groups where ``name`` is None.
 
-    Raises ConfigError with the nearest name where there is none, and with the new name where it is a former one.
+    Raises ConfigError with the nearest name if there is none, and with the new name for a former one.
     """
     if name is None:
         return [place for place in places() if "." not in place.path]
@@ -73,7 +73,7 @@ def record(place: SettingPlace) -> dict[str, Any]:
 
 
 def _owners(place: SettingPlace) -> str:
-    """Say which models have the setting, where it is one of some models alone; else ""."""
+    """Say which models have the setting if only some models have it; else ""."""
     group, _, name = place.path.rpartition(".")
     if group != "model":
         return ""

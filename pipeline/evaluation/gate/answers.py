@@ -15,7 +15,7 @@ def check_limit(name: str, setting: str, value: float, limit: float | None, what
     """Check that ``value`` is at most ``limit``.
 
     Args:
-        name: Of the answer.
+        name: The answer's name.
         setting: The limit's, within group ``gate``.
         value: The figure; NaN does not pass.
         limit: None: there is no answer.
@@ -91,7 +91,7 @@ def explain_rise(power: Power, level: Level, limit: float, passed: bool, rows: s
 
 
 def place(value: float, limit: float, passed: bool) -> str:
-    """Say where a figure lies: within its limit, beyond it, or, as it passed, not clearly beyond it."""
+    """Say where a figure lies: within its limit, beyond it, or, if it passed, not clearly beyond it."""
     if value <= limit:
         return "within"
     # The figure is beyond the limit, but its interval is not. The words must not contradict the verdict.

@@ -63,7 +63,7 @@ def check_day(day: date, option: str, clock: Clock = CLOCK) -> None:
     that day. Tomorrow is fine: it has begun in other time zones.
 
     Args:
-        day: Of the rows.
+        day: The day of the rows.
         option: How the user sets it, for the message, as in ``data.day=``.
         clock: Tells today's date.
 
@@ -115,7 +115,7 @@ class LedgerFile:
         """Record a look, with its share of the budget, before anybody knows its verdict.
 
         Args:
-            day: Of the look's data.
+            day: The day of the look's data.
             budget: Wrong promotions a year.
             candidate: What is looked at, for people.
 
@@ -246,10 +246,10 @@ def judge_within_budget(
     """Judge, with the share of ``gate.budget`` that the ledger leaves for this look.
 
     The look is in the ledger before its verdict is known, so that a process that dies meanwhile has looked, too.
-    Nothing is spent where NE is not compared: without an incumbent, or where one of the models cannot be scored.
+    Nothing is spent if NE is not compared: without an incumbent, or if one of the models cannot be scored.
 
     Args:
-        record: As of ``judge``.
+        record: The same as for ``judge``.
         settings: Group ``gate``.
         rows: The rows of those figures.
         ledger: The ledger, or None if there is no budget.

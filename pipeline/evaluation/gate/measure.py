@@ -53,7 +53,7 @@ def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateReco
         scored: Labels and logits. Where a logit of candidate or incumbent is not finite, the record says how many are
             not, and has no figures.
         settings: Group ``gate``: confidence, replicates and blocks of the bootstrap, sizes of slices.
-        seed: Of the bootstrap's draws.
+        seed: The seed of the bootstrap's draws.
 
     Raises:
         DataError: The labels allow no figures.

@@ -198,7 +198,7 @@ class Projection:
 
     ``kind``: steady, rising (steps grow by the same number a night), slowing (steps fall as a power of the rows, as by
     Heaps' law), saturating (steps fall by the same share a night), or without growth: stopped, full, fixed, short (too
-    few nights). ``limit``: of the table's rows, which bounds all three.
+    few nights). ``limit``: the limit of the table's rows, which bounds all three.
     """
 
     kind: str

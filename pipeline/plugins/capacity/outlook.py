@@ -154,12 +154,12 @@ def outlook(
     """Project the tables over the nights to come, plan some of them, and find when each memory is full.
 
     Args:
-        inputs: With the schema and profile of the last night.
-        nights: Those in the store.
-        limits: By table.
+        inputs: The planner's inputs, with the schema and profile of the last night.
+        nights: The nights in the store.
+        limits: The limits of rows by table.
         count: Nights to come.
-        settings: Those that vary.
-        model: Its name, for the record.
+        settings: The settings that vary.
+        model: The model's name, for the record.
         progress: Called with (parts done, parts in all).
 
     Raises:
@@ -308,7 +308,7 @@ def _compare_places(plans: list[NightPlan]) -> Iterator[NightPlan]:
 
 
 def slowest_memory(inputs: PlanInputs) -> int:
-    """Find the slowest memory in use, as its place among the hardware's; their number where the tables do not fit.
+    """Find the slowest memory in use, as its place among the hardware's; their number if the tables do not fit.
 
     Tables with a pinned tier do not count: they lie where the user wants them.
     """

@@ -36,7 +36,7 @@ def measured_rates(
 ) -> tuple[Rates, dict[str, ScaleFigure]]:
     """Return the rates of one rank of ``config`` on this machine, and the figures as they are shown.
 
-    The reader decodes the dataset, or drawn rows where that has none. A checkpoint is written into the store, in a
+    The reader decodes the dataset, or drawn rows if that has none. A checkpoint is written into the store, in a
     folder of its own that is removed.
     """
     if inputs.schema.rows.get("train"):

@@ -105,7 +105,7 @@ def rehearse(
     """Run the stages behind ingestion on this machine, with a training of about SECONDS.
 
     Args:
-        overrides: Of ``config``.
+        overrides: The overrides of ``config``.
         predicted_ms: What the plan predicts for a step; it decides how many are taken.
 
     Raises:
@@ -160,7 +160,7 @@ def times_of_run(store: Store, run: str, schema: DatasetSchema) -> StageTimes | 
     """Return what the stages of ``run`` took; None if it did not train from its beginning to its end.
 
     Args:
-        schema: Of its dataset.
+        schema: The schema of its dataset.
     """
     try:
         result = read(Result, store, f"{run_directory(run)}/{Result.FILE}")

@@ -47,8 +47,8 @@ def predict_run(
 
     Args:
         config: The configuration as composed, whose hash is that of the run.
-        inputs: Of its plan.
-        stages: Those that it will not skip.
+        inputs: The inputs of its plan.
+        stages: The stages that it will not skip.
         plan_s: Seconds of making the plan, for a rehearsal that found it in the store.
         dataset: Path of the dataset.
     """

@@ -317,7 +317,7 @@ def predict_scale(
 
 
 def _rules(inputs: PlanInputs, ranks: int, per_rank: int | None) -> tuple[str, ...]:
-    """Say what the prediction assumes; ``ranks``: those with samples in the largest world."""
+    """Say what the prediction assumes; ``ranks``: the number with samples in the largest world."""
     groups = sum(map(len, inputs.schema.groups.get("train", [])))
     share = decoded_share(inputs.train, ranks, groups)
     each = "worker" if inputs.hardware.embedding_hosts else "rank"

@@ -236,8 +236,8 @@ def registered(registry: str, number: int, *, lone: bool = False) -> str | None:
     negative answers took ``ASK_SECONDS``, and all others always: a schema in use is never missed.
 
     Args:
-        registry: Its address.
-        number: That of the schema.
+        registry: The registry's address.
+        number: The schema's number.
         lone: No other message of the block has it.
 
     Raises:

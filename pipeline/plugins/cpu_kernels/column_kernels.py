@@ -59,7 +59,7 @@ class ColumnKernels:
         """Count how often each of ``codes``, 0 to ``distinct``, occurs where ``keep`` (bool) says so.
 
         Returns:
-            The counts, and where a code occurs first: int64 [distinct + 1]; that means nothing for one that does not.
+            The counts, and where a code occurs first: int64 [distinct + 1], undefined for a code that does not occur.
         """
         codes = np.ascontiguousarray(codes, np.int32)
         counts = np.zeros(distinct + 1, np.int64)
@@ -105,7 +105,7 @@ class ColumnKernels:
         Args:
             values: float64.
             table: float32.
-            none: For nulls.
+            none: The value for nulls.
 
         Returns:
             None if there are many others.
@@ -190,7 +190,7 @@ class ColumnKernels:
         """Build the hash table of int32 ``rows`` by distinct uint64 ``hashes``.
 
         Returns:
-            The keys of its places, uint64 [a power of two], and their rows, int32; -1 where a place is free.
+            The keys of its places, uint64 [a power of two], and their rows, int32; -1 for a free place.
         """
         # At least twice as many places as keys, rounded up to a power of two, keep searches short.
         bits = max(2 * len(hashes), 2).bit_length()

@@ -70,7 +70,7 @@ class RowKernels:
 
         Args:
             weights: float32 [rows, dim] of each table, contiguous.
-            states: Of each table one or two float32 tensors, [rows] or [rows, dim], in the order of the formula.
+            states: One or two float32 tensors per table, [rows] or [rows, dim], in the order of the formula.
             features: How many features each table has.
             mean: Bags are averaged, not summed up.
         """
@@ -144,8 +144,8 @@ class RowTables:
         Args:
             ids: int64 [n], contiguous as all are here.
             offsets: int64 [features * b + 1].
-            weights: Of the ids, float32 [n], or None.
-            gradient: Of the pooled embeddings, float32 [b, sum of dims].
+            weights: The ids' weights, float32 [n], or None.
+            gradient: The gradient of the pooled embeddings, float32 [b, sum of dims].
             step: The formula and its figures.
             lazy: Leave rows alone whose gradient is 0.
             threads: How many share the tables.

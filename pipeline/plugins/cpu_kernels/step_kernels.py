@@ -126,7 +126,7 @@ class StepKernels:
         """Compute the gradients of ``interact``.
 
         Args:
-            grad: Of its ``out``.
+            grad: The gradient of its ``out``.
             grad_vectors: Is filled, contiguous.
             grad_first: Is filled, contiguous.
         """
@@ -141,8 +141,8 @@ class StepKernels:
 
         Args:
             grad: [n, width], float32 or bf16, contiguous as all are here.
-            out: Of the ReLU, as ``grad``; None: there is none.
-            masked: As ``grad``, and may be ``grad`` itself without ReLU.
+            out: The output of the ReLU, shaped like ``grad``; None if there is none.
+            masked: Shaped like ``grad``, and may be ``grad`` itself without ReLU.
             sums: float32 [width].
         """
         task = _Mask(

@@ -53,7 +53,7 @@ class TextKernels:
         Args:
             block: The lines.
             separator: The byte between two fields.
-            numbers: Of each column whether it has numbers.
+            numbers: For each column, whether it has numbers.
 
         Returns:
             float64 columns where ``numbers`` says so, else string views. An empty field is no number, and an empty

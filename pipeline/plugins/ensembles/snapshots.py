@@ -85,7 +85,7 @@ class Start:
 def perturb(dense: dict[str, Tensor], optimizer: torch.optim.Optimizer, share: float, seed: int) -> None:
     """Move each of the ``dense`` parameters by ``share`` of its norm on in the direction of its last steps.
 
-    Where the optimizer keeps no moving average of gradients, the direction is random, by ``seed``.
+    If the optimizer keeps no moving average of gradients, the direction is random, by ``seed``.
     """
     generator = torch.Generator().manual_seed(seed)
     for parameter in dense.values():

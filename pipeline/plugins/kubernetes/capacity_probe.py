@@ -47,7 +47,7 @@ class JobRoom:
         return sum(pod.get("status", {}).get("phase") == "Running" for pod in pods)
 
     def leave(self) -> None:
-        """Delete the job with its pods; they end themselves where the API server does not answer."""
+        """Delete the job with its pods; they end themselves if the API server does not answer."""
         with suppress(LaunchError):
             self.api.brisk(ASKING_SECONDS).delete(self.job)
 

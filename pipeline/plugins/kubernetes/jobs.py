@@ -58,7 +58,7 @@ class ClusterRunner(ABC):
         """Return running | succeeded | failed | cancelled, by the status of the object ``job``."""
 
     def complete(self, step: Step, job: Object) -> None:  # noqa: B027 (most jobs need nothing else)
-        """Make what the pods of the live ``job`` need beside it, where it is missing."""
+        """Make what the pods of the live ``job`` need beside it, if it is missing."""
 
     def phase(self, name: str) -> str:
         """Return running | succeeded | failed | cancelled | lost; lost: the server has no job of that name."""
@@ -68,7 +68,7 @@ class ClusterRunner(ABC):
         return self.phase_of(job)
 
     def delete(self, name: str) -> None:
-        """Delete the job with its pods; no error where there is none."""
+        """Delete the job with its pods; no error if there is none."""
         self.api.delete(f"{self.jobs}/{name}")
 
     def expect(self, steps: Sequence[Step]) -> None:  # noqa: B027 (concrete, and the same for all of them)
@@ -326,7 +326,7 @@ class ClusterJob:
     def stop(self, seconds: float) -> None:
         """Delete the job; its pods have their grace time for a checkpoint. Wait until they are gone.
 
-        LaunchError, at once, where the API server does not take the request.
+        LaunchError, at once, if the API server does not take the request.
         """
         api, path = self.runner.api.brisk(BRISK_SECONDS), self.runner.jobs.split("/")
         try:
@@ -345,7 +345,7 @@ class ClusterJob:
         self._logs.leave()
 
     def cancel(self) -> None:
-        """Delete the job where it still runs; a finished one stays to be looked at for ``launch.keep_hours``."""
+        """Delete the job if it still runs; a finished job is kept for ``launch.keep_hours``."""
         with suppress(LaunchError):
             if self.runner.phase(self.name) == "running":
                 self.runner.delete(self.name)

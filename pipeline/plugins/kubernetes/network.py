@@ -40,11 +40,11 @@ def run_policy(config: Config) -> Object:
 
 @contextmanager
 def closed(api: Api, config: Config, goes_on: Callable[[], bool]) -> Iterator[None]:
-    """Have the policy of the run while it lasts; a warning where it cannot be and no other one selects the pods.
+    """Keep the run's policy while it lasts; warn if it cannot be made and no other one selects the pods.
 
     Args:
         api: The API server, which knows the rights of this launcher by now.
-        config: That of the run.
+        config: The run's configuration.
         goes_on: Whether pods of the run outlast this launcher. They keep the policy, and the next launcher ends it.
     """
     policy = run_policy(config)

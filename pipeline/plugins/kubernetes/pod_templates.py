@@ -308,7 +308,7 @@ def merged(base: Mapping[str, Any], patch: Mapping[str, Any], where: str) -> Obj
     Args:
         base: What is patched.
         patch: The fragment.
-        where: Its path, for messages.
+        where: The path for messages.
     """
     result = copy.deepcopy(dict(base))
     for name, value in patch.items():

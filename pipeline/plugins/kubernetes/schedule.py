@@ -207,7 +207,7 @@ def suspend(api: Api, cron: Object, suspended: bool) -> None:
 
 @dataclass(frozen=True)
 class NightJobState:
-    """One job of the CronJob. ``state``: running | succeeded | failed. ``exit_code``: of its last launcher, if any."""
+    """One job of the CronJob. ``state``: running | succeeded | failed. ``exit_code``: its last launcher's, if any."""
 
     job: str
     started: str

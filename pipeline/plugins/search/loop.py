@@ -45,7 +45,7 @@ def search(
 ) -> SearchRecord:
     """Search the architecture in ``space`` on the train rows of ``dataset``. Equal inputs give equal decisions.
 
-    ``kept``: where the state is kept at intervals; a search that was stopped goes on from there, bit for bit.
+    ``kept``: keeps the state at intervals; a search that was stopped goes on from there, bit for bit.
     PlanError if the super-net does not fit into memory.
     """
     config = space.config

@@ -214,7 +214,7 @@ class _Trace(RunTracking):
         """Do nothing: spans are sent when they are over."""
 
     def ended(self, result: Result, settings: Mapping[str, Any]) -> None:
-        """Send the spans of the run, below that of its night where one goes on."""
+        """Send the spans of the run, below that of its night if one is running."""
         piece = run_piece(result, self.store.url, self.model)
         trace, parent = f"{self.store.url}|{self.run}|{piece.begin}", None
         path = f"{run_directory(self.run)}/{NIGHT}"

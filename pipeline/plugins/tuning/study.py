@@ -37,8 +37,8 @@ def tune(
     """Begin or continue the study that ``overrides`` describe. ``progress`` gets the ended trials and all trials.
     Returns its store and its results.
 
-    Raises ConfigError for a setting or a range that is wrong, and where the study of this name is another one;
-    LaunchError if another tuner has it; the error of the trials where none of them succeeded.
+    Raises ConfigError for a setting or a range that is wrong, or if the study of this name is another one;
+    LaunchError if another tuner has it; the error of the trials if none of them succeeded.
     """
     optuna()
     given_overrides = []
@@ -82,7 +82,7 @@ def tune(
 
 
 def _write_best(store: Store, shown: StudyShown, config_dir: str | None) -> None:
-    """Write ``best.yaml``, where a trial is done and an experiment can say what it ran with."""
+    """Write ``best.yaml`` if a trial is done and an experiment can say what it ran with."""
     if shown.best_trial is None:
         return
     try:

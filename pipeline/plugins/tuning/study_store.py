@@ -66,7 +66,7 @@ def gain_of(trial: TrialRecord, given: TrialRecord) -> tuple[float, float]:
 
 
 def study_lock(store: Store, study: str, seconds: float) -> AbstractContextManager[None]:
-    """Lock ``study`` for this tuner. ``seconds``: as of ``run_lock``.
+    """Lock ``study`` for this tuner. ``seconds``: the same as for ``run_lock``.
 
     Raises:
         LaunchError: Another tuner has it.

@@ -119,7 +119,7 @@ def on_trial(config: Config, store: Store, io: StageIO) -> StageIO:
 class Asking:
     """Asks a trial's study at each validation, and ends the trial if the study says so.
 
-    The figures are in ``metrics.jsonl`` by then, where the tuner reads them; the answer is the trial's own record. A
+    By then the figures are in ``metrics.jsonl``, which the tuner reads; the answer is the trial's own record. A
     trial whose tuner does not answer goes on. ``io``: where the records of training go first.
     """
 

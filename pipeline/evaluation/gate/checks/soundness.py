@@ -56,7 +56,7 @@ class Comparable(GateCheck):
     needs_figures = False
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """Hold the model, as nothing says that it is as good; no answer where the incumbent was scored."""
+        """Hold the model, since nothing says that it is as good; no answer if the incumbent was scored."""
         problem = inputs.record.not_comparable
         if problem:
             words = f"the incumbent cannot be scored on these rows: {problem}"
