@@ -123,7 +123,7 @@ def _lower_share(weights: NDArray[np.float64], first: NDArray[np.int64]) -> NDAr
 
 
 def resample(sums: NDArray[np.float64], weights: NDArray[np.float64]) -> dict[str, Resampled]:
-    """Return the figures of the rows behind ``sums`` [K, 6], with a replicate for each row of ``weights`` [R, K]."""
+    """Return the figures of the rows summed in ``sums`` [K, 6], with a replicate for each row of ``weights`` [R, K]."""
     total = sums.sum(0)
     auc = float("nan")
     if total[1]:

@@ -91,7 +91,7 @@ def matching_shift(rows: CalibrationRows, logits: Floats) -> float:
 def calibrated(
     record: CalibratorRecord, tasks: Iterable[str] | None, logits: NDArray[np.float32], ids: Mapping[str, Any]
 ) -> NDArray[np.float32]:
-    """Return calibrated logits; those of a task without a curve as they are.
+    """Return calibrated logits; logits of a task without a curve stay as they are.
 
     Args:
         record: The curves, by task.
@@ -129,7 +129,7 @@ def shifts_of(curve: CalibrationCurve, codes: NDArray[np.integer]) -> NDArray[np
         codes: The slice of each row, [n].
 
     Returns:
-        [n]; 0 for a slice without a shift of its own.
+        [n]; 0 for a slice without its own shift.
     """
     if not curve.shifts:
         return np.zeros(len(codes))

@@ -64,7 +64,7 @@ def gate_settings_of(overrides: Sequence[str], config_dir: str | None = None) ->
     """Compose group ``gate`` and the seed of the bootstrap.
 
     Raises:
-        ConfigError: An override is none of group ``gate`` or ``seed``, or sets what scores do not tell.
+        ConfigError: An override is not of group ``gate`` or ``seed``, or limits something that scores do not show.
     """
     from pipeline.config.compose import compose
 

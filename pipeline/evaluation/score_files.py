@@ -274,7 +274,7 @@ def _reader(kind: str, source: str | bytes) -> tuple[list[str], Callable[[list[s
 
 
 def _match(rows: pl.DataFrame, others: pl.DataFrame, columns: Columns) -> pl.DataFrame:
-    """Put the incumbent's score beside the candidate's row of the same key; without one, of the same number."""
+    """Add the incumbent's score to the candidate's row of the same key; without a key, of the same number."""
     import polars as pl
 
     by_key = "--key <column>, of both files, whose values name a row"

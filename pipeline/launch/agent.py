@@ -46,7 +46,7 @@ def loopback_environment() -> dict[str, str]:
 
 @contextmanager
 def local_world(ranks: int) -> Iterator[None]:
-    """Have TorchRec, which asks the environment as torchrun sets it, find ``ranks`` ranks on this host."""
+    """Let TorchRec, which reads torchrun's variables from the environment, find ``ranks`` ranks on this host."""
     before = os.environ.get(_LOCAL_WORLD_SIZE)
     os.environ[_LOCAL_WORLD_SIZE] = str(ranks)
     try:

@@ -46,7 +46,7 @@ def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, 
 
     Args:
         config_url: Where the run's resolved configuration lies.
-        columns: Width of the launcher's terminal, 0 if its output is none.
+        columns: Width of the launcher's terminal, 0 if its output is not one.
         launcher: The process whose end ends the ranks, 0 for none.
     """
     from torchx.specs import AppDef, Role
@@ -220,5 +220,5 @@ def _threads(stage: str, config: Config, threads: int) -> dict[str, str]:
 
 
 def seconds_to_end(stage: str, config: Config) -> int:
-    """Return how long ranks that are told to end may take."""
+    """Return how long ranks may take to end after a signal."""
     return math.ceil(STAGES.get(stage).seconds_to_end(config)) + MARGIN_SECONDS

@@ -284,7 +284,7 @@ class StageChain:
         self.outcomes[step.name] = stage_outcome("skipped", 0.0, artifact.path, time.time())
 
     def _discard(self, step: Step) -> Step:
-        """Remove what ``step`` made; return the step as it is to run, which the ranks read."""
+        """Remove what ``step`` made; return the step to run now, which the ranks read."""
         if self.config.launch.name != "local" and step.name not in self.config.launch.inline:
             # A job of an earlier launcher would continue to write into the removed folders.
             former = self._scheduler().find(step)

@@ -21,7 +21,7 @@ POLL_SECONDS = 0.02
 
 
 def start_server(command: list[str], environment: Mapping[str, str], log: BinaryIO) -> subprocess.Popen[bytes]:
-    """Start ``command`` in a session of its own: pipes at its standard input and output, errors in ``log``."""
+    """Start ``command`` in a new process group: pipes as standard input and output, errors in ``log``."""
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, start_new_session=True
     )

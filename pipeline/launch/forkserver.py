@@ -100,7 +100,7 @@ def _answer(answers: TextIO, line: str) -> None:
 
 
 def _fork(request: Request, variables: Sequence[dict[str, str]], become: Become) -> list[int]:
-    """Fork the processes of all ranks; OSError if one could not be forked, and then there is none."""
+    """Fork the processes of all ranks; OSError if one could not be forked, and then all are killed."""
     processes: list[int] = []
     try:
         for rank, of_rank in enumerate(variables):
@@ -114,7 +114,7 @@ def _fork(request: Request, variables: Sequence[dict[str, str]], become: Become)
                     sys.stderr.flush()
                 finally:
                     os._exit(1)
-            # The rank may have done so already, or has ended.
+            # The rank may have set its process group already, or may have ended.
             with contextlib.suppress(PermissionError, ProcessLookupError):
                 os.setpgid(process, process)
             processes.append(process)
@@ -142,7 +142,7 @@ def _report(processes: Sequence[int], answers: TextIO) -> None:
 def _meeting(ranks: int, meet: bool) -> Iterator[list[dict[str, str]]]:
     """Yield the variables that torchrun would give to each of ``ranks``; none for those that do not ``meet``.
 
-    They name a store in a process of its own, which holds its port from the start: no other program can take it.
+    They name a store in a separate process, which holds its port from the start: no other program can take it.
     """
     if ranks == 1 or not meet:
         yield [{}] * ranks
@@ -180,7 +180,7 @@ def _meeting(ranks: int, meet: bool) -> Iterator[list[dict[str, str]]]:
 
 
 def _keep_store(sink: int) -> NoReturn:
-    """Be the process that keeps the ranks' store; write its port as a line to ``sink``."""
+    """Run the process that keeps the ranks' store; write its port as a line to ``sink``."""
     # Keep ignoring signals, as the server does: ranks that save a last checkpoint still need the store.
     end_with_parent()
     _prctl(_PR_SET_NAME, MEETING.encode())
@@ -228,7 +228,7 @@ def end(code: int) -> NoReturn:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends."""
+    """Make the kernel kill this process when its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

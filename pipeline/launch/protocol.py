@@ -82,10 +82,10 @@ class StageRunner(Protocol):
         """Start ``step`` of the run whose configuration lies at ``config_url``. LaunchError if it is refused."""
 
     def room(self, step: Step, hosts: int) -> Room:
-        """Ask for places for ``hosts`` more hosts of ``step``. LaunchError if there are none to ask for."""
+        """Ask for places for ``hosts`` more hosts of ``step``. LaunchError if the scheduler has none to offer."""
 
     def close(self) -> None:
-        """Let go of what the launcher holds; stages that outlast it go on."""
+        """Release what the launcher holds; stages that outlast it go on."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def only_launcher(self, config: Config) -> AbstractContextManager[None]:
-        """Hold the run there: LaunchError, before anything is written, where another launcher holds it."""
+        """Hold the run there; LaunchError, before anything is written, if another launcher holds it."""
 
     @abstractmethod
     def night_job(self, config: Config, name: str) -> NightJob:

@@ -65,7 +65,7 @@ class Report:
         return Report(status="failed", exit_code=code, error=name, message=message, hint=hint, rank=rank)
 
     def exception(self) -> NightjarError | None:
-        """Return the error a rank reported, or None if it was not one of the family."""
+        """Return the error that a rank reported, or None if it was not a known one."""
         if self.status == "done" or self.error in ("", UNEXPECTED):
             return None
         return NightjarError.from_json(asdict(self))

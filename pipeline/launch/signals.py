@@ -27,7 +27,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """Have SIGINT, SIGTERM and SIGHUP raise Interrupted in the main thread; elsewhere nothing changes."""
+    """Make SIGINT, SIGTERM and SIGHUP raise Interrupted in the main thread; elsewhere nothing changes."""
     # Only the main thread may set signal handlers.
     if threading.current_thread() is not threading.main_thread():
         yield

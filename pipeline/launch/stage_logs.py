@@ -36,7 +36,7 @@ class LoggedJob:
         return data
 
     def logs(self) -> str:
-        """Return both streams of every rank, each file behind its name."""
+        """Return both streams of every rank, each file after its name."""
         app = self.name.rsplit("/", 1)[-1]
         parts = []
         for path in sorted(self._directory.glob(f"*/{app}/**/*.log")):
@@ -72,7 +72,7 @@ def exit_hint(log: str) -> str:
 
 
 def cause_of(number: int) -> str:
-    """Return the most likely reason of a death by signal ``number``, to be put behind it; "" if there is none."""
+    """Return the most likely reason of a death by signal ``number``, to append to it; "" if there is none."""
     # The kernel's out-of-memory killer sends SIGKILL. Nightjar sends it only to ranks that it means to end.
     if number != signal.SIGKILL:
         return ""
@@ -80,7 +80,7 @@ def cause_of(number: int) -> str:
 
 
 def killed_rank(log: str) -> tuple[int, int] | None:
-    """Return the rank that a signal killed and its number, by torchrun's account in ``log``; None if there is none."""
+    """Return the rank that a signal killed and its number, according to ``log``; None if there is none."""
     # Ranks that torchrun stopped (SIGTERM) and ranks that failed because a peer was gone are not the cause.
     for rank, code in re.findall(r"rank\s*:\s*(\d+)[^\n]*\n\s*exitcode\s*:\s*(-?\d+)", log):
         if int(code) < 0 and -int(code) != signal.SIGTERM:

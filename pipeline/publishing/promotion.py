@@ -266,9 +266,9 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
     """Make the previous version serve again.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no previous version.
         LaunchError: Another process changes what serves meanwhile: the previous version is then another.
-        PassingError: It cannot be told whether it serves.
+        PassingError: It is unknown whether it serves.
     """
     mine = uuid.uuid4().hex
     with model_lock(store, model):

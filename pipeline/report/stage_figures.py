@@ -224,7 +224,7 @@ def train_facts(part: TrainPart, saved: CheckpointPart) -> list[tuple[str, str]]
 
 
 def evaluation_lines(part: Evaluation) -> list[str]:
-    """Describe the metrics, and how near they are to the best that can be reached."""
+    """Describe the metrics, and how near they are to the best possible ones."""
     lines = [
         f"NE {units.decimal(part.ne, 5)}   AUC {units.decimal(part.auc, 5)}   "
         f"log loss {units.decimal(part.logloss, 5)}   calibration {units.decimal(part.calibration)}"

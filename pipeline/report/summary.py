@@ -204,7 +204,7 @@ def first_names(names: Sequence[str], most: int) -> str:
 
 
 def wrapped(name: str, *texts: str) -> list[str]:
-    """Wrap each of ``texts`` to 80 columns. ``name`` stands beside the first line."""
+    """Wrap each of ``texts`` to 80 columns. ``name`` precedes the first line."""
     lines = []
     for text in texts:
         # An empty text is one empty line, so that ``name`` is not lost.

@@ -82,12 +82,12 @@ def settings_of(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tell_night(track: TrackConfig, store: Store, record: NightRecord) -> None:
-    """Tell the trackers of a night's outcome; what one raises is logged."""
+    """Report a night's outcome to the trackers; what one raises is logged."""
     _tell_all(track, "the night", lambda tracker: tracker.night(track, store, record))
 
 
 def tell_serving(track: TrackConfig, store: Store, model: str) -> None:
-    """Tell the trackers which versions of ``model`` have served and which one serves; what one raises is logged."""
+    """Report to the trackers which versions of ``model`` served and which one serves; what one raises is logged."""
 
     def tell(tracker: Tracker) -> None:
         if (served := versions_served(store, model)) is not None:

@@ -213,7 +213,7 @@ def _awaited_datasets(stock: Inventory, newest: Mapping[str, str]) -> set[str]:
 
 
 def collect(store: Store, keep_days: float, grace_hours: float, *, dry_run: bool) -> RemovedFromStore:
-    """Do ``nightjar store gc``.
+    """Run ``nightjar store gc``.
 
     Raises:
         LaunchError: A night works on the store, and it is no ``dry_run``.
@@ -279,7 +279,7 @@ def remove(
         since: When the store was listed, seconds since 1970 by its own clock.
 
     Returns:
-        What was removed, and what stays because it is in use by now.
+        What was removed, and what stays because it has come into use.
 
     Raises:
         ArtifactError: The store refuses.

@@ -72,7 +72,7 @@ class Signs:
 
 
 def find_suspects(signs: Signs) -> list[Suspect]:
-    """List the suspects in the order in which they are to be tried; a feature or setting is in one of them at most."""
+    """List the suspects in the order in which to try them; a feature or setting is in at most one of them."""
     suspects: list[Suspect] = []
     taken = set[str]()
     for look in ORDER:

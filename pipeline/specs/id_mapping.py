@@ -156,7 +156,7 @@ class Counts(ABC):
         return False
 
     def settle(self, wanted: pl.Series | None = None) -> None:  # noqa: B027  (most counts are never on disk)
-        """Add up what is on disk so that the ids with the hashes ``wanted`` can be told apart."""
+        """Add up what is on disk, so that the ids with the hashes ``wanted`` can be distinguished."""
 
 
 class HeldCounts(Counts):

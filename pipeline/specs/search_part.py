@@ -44,7 +44,7 @@ class SearchPart(ABC):
 
     @abstractmethod
     def attach(self, net: Any, decisions: Sequence[Decision]) -> None:
-        """Have the super-net act by the decisions' gates, at the places it offers (``SuperNet.at``).
+        """Attach the decisions' gates to the super-net, at the places it offers (``SuperNet.at``).
 
         ``net``: a ``pipeline.plugins.search.supernet.SuperNet``.
         """

@@ -73,7 +73,7 @@ def store_of(options: argparse.Namespace) -> Store:
     """Open the store at ``options.store``.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no store.
     """
     from pipeline.store.artifacts import Store
 
@@ -105,7 +105,7 @@ def count(text: str) -> int:
 
 
 def columns() -> int:
-    """Return the width of the terminal that standard output is, 0 if it is none."""
+    """Return the width of the terminal that is standard output, or 0 if it is not one."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 

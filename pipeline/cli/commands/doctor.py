@@ -265,7 +265,7 @@ def auto_hardware() -> Finding:
 
 
 def lookup(store: str) -> list[Finding]:
-    """Import the triple for real and look two ids up in a tiny table, in a process of its own.
+    """Import the triple for real and look two ids up in a tiny table, in a separate process.
 
     There too: what the machine refuses of tables on SSD whose files lie in a local ``store``.
     """

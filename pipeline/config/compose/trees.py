@@ -72,7 +72,7 @@ def compose_cached(
 def _files(places: Sequence[Path], groups: Iterable[str]) -> list[tuple[str, int, int]]:
     """Name, time and size of every YAML file that a tree may be composed from, in folders that are links, too.
 
-    Nothing else in ``places`` is looked at: a project's directory may have environments and stores in it.
+    Nothing else in ``places`` is read: a project's directory may have environments and stores in it.
     """
     paths: list[Path] = []
     for place in places:

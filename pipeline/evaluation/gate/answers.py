@@ -68,7 +68,7 @@ def not_worse(change: Interval, limit: float) -> bool:
 
 
 def explain_rise(power: Power, level: Level, limit: float, passed: bool, rows: str) -> str:
-    """Say what the rows tell of a rise of NE.
+    """Say what the rows tell about a rise of NE.
 
     Args:
         power: What they tell.

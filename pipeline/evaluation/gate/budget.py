@@ -117,7 +117,7 @@ class LedgerFile:
         Args:
             day: The day of the look's data.
             budget: Wrong promotions a year.
-            candidate: What is looked at, for people.
+            candidate: The name of the judged model, for people.
 
         Raises:
             ArtifactError: The ledger cannot be read.

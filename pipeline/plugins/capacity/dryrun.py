@@ -128,7 +128,7 @@ class _World:
         self.problems: list[str] = []
 
     def visit(self, rank: int) -> None:
-        """Be ``rank``: shard, name the files of a checkpoint, take rows of batches."""
+        """Act as ``rank``: shard, name the files of a checkpoint, take rows of batches."""
         with _timed(self._seconds, "sharding"):
             shards = self._sharded(rank)
         if sorted(shards) != sorted(self._planned[rank]):

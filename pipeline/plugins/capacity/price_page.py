@@ -173,7 +173,7 @@ def _figures(record: PriceOutlook, fitting: list[OfferOutlook], stages: list[Bar
 
 
 def sealed_text(path: str, sealed: SealedPrediction, note: str = "") -> str:
-    """Say what was sealed, and where."""
+    """Describe what was sealed, and where."""
     prediction = sealed.open(path)
     spans = [f"{stage} {units.duration(seconds)}" for stage, seconds in prediction.seconds.items()]
     total = units.duration(sum(prediction.seconds.values()))

@@ -102,7 +102,7 @@ def looks_of(train: TrainConfig, schema: DatasetSchema, steps: int) -> int:
 def rehearse(
     config: Config, inputs: PlanInputs, overrides: Sequence[str], config_dir: str | None, predicted_ms: float
 ) -> StageTimes:
-    """Run the stages behind ingestion on this machine, with a training of about SECONDS.
+    """Run the stages after ingestion on this machine, with a training of about SECONDS.
 
     Args:
         overrides: The overrides of ``config``.

@@ -320,7 +320,7 @@ def decoder_of(data: DataConfig) -> Decoder:
 
 @dataclass(frozen=True)
 class MessageBlock:
-    """Messages of ``file``, a partition, that are yet to be parsed, and their ``offsets``."""
+    """Unparsed messages of ``file``, a partition, and their ``offsets``."""
 
     decoder: Decoder
     spec: DataSpec

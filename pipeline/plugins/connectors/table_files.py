@@ -300,7 +300,7 @@ class TableSnapshot(Snapshot):
 def days_between(
     low: Any, high: Any, *, timestamp: bool, zone: str | None, form: str | None = None
 ) -> tuple[int, int] | None:
-    """Return the days, as numbers, of the least and the largest value of a column; None if they cannot be told.
+    """Return the days, as numbers, of the least and the largest value of a column; None if they are unknown.
 
     ``timestamp``: numbers are times, not days. The days are those that ingestion gives such values in ``zone``.
     """

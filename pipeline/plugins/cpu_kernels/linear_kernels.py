@@ -47,7 +47,7 @@ class LinearKernels:
         self.able = {bf16: bool(self._library.linear_able(int(bf16))) for bf16 in (False, True)}
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, relu: bool) -> None:
-        """Fill ``out`` with ``x @ weight.T + bias``, behind a ReLU if ``relu``.
+        """Fill ``out`` with ``x @ weight.T + bias``, followed by a ReLU if ``relu``.
 
         Args:
             x: [B, in], float32 or bf16, each row's values adjacent.

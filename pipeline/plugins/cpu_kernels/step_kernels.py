@@ -113,7 +113,7 @@ class StepKernels:
 
         Args:
             vectors: float32 [B, V, D]; each sample's values are adjacent.
-            first: The vector in front of the others, float32 or bf16 [B, D], its values adjacent; None: there is none.
+            first: The vector before the others, float32 or bf16 [B, D], its values adjacent; None: there is none.
             out: [B, D + pairs], in the dtype of the first vector.
         """
         task = _interact(vectors, first, out)

@@ -103,7 +103,7 @@ class Hogwild(StepExecutor):
         return output
 
     def drain(self) -> list[Output]:
-        """Let the threads finish the steps that they have begun, and stop; what these put out."""
+        """Let the threads finish the steps that they have begun, and stop; return the outputs of these steps."""
         self._running.clear()
         # Hold the lock, so that no thread has seen ``_running`` set without counting the batch that it takes.
         with self._take:

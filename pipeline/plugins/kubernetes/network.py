@@ -43,7 +43,7 @@ def closed(api: Api, config: Config, goes_on: Callable[[], bool]) -> Iterator[No
     """Keep the run's policy while it lasts; warn if it cannot be made and no other one selects the pods.
 
     Args:
-        api: The API server, which knows the rights of this launcher by now.
+        api: The API server, which already knows the rights of this launcher.
         config: The run's configuration.
         goes_on: Whether pods of the run outlast this launcher. They keep the policy, and the next launcher ends it.
     """

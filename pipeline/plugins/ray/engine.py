@@ -100,7 +100,7 @@ class RayEngine(IngestEngine):
                 yield number, pl.read_ipc(io.BytesIO(data))
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
-        """Pass 1; typed rows and counts of ids stay with Ray."""
+        """Run pass 1; typed rows and counts of ids stay with Ray."""
         # Number parts over all sources, since these numbers give the order of the dataset's rows.
         parts = self._numbering.start([part for source in sources for part in source.parts()])
         self._typed, self._kept = [], []
@@ -176,7 +176,7 @@ class RayEngine(IngestEngine):
         return _SplitFiles(self, draft, folder, config)
 
     def write(self, job: TransformJob, writers: Mapping[str, _SplitFiles]) -> Iterator[tuple[int, pl.DataFrame | None]]:
-        """Pass 2, wherever Ray keeps the typed rows; they are forgotten."""
+        """Run pass 2 wherever Ray keeps the typed rows, which are then dropped."""
         light = self._ray.put(replace(job, state=FittedState(dense=job.state.dense, sparse={})))
         tables = [self._tables[feature.name] for feature in job.spec.owners]
         transform_part = self._task(work.transform_part, 1 + len(writers))
@@ -221,7 +221,7 @@ class RayEngine(IngestEngine):
         self._writing = draft, written
 
     def end_day(self) -> None:
-        """Wait for what was done beside pass 2."""
+        """Wait for the work that ran beside pass 2."""
         if self._looking is not None:
             alone, looked = self._looking
             alone.rows, alone.positives = self._get(looked)

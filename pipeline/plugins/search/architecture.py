@@ -77,7 +77,7 @@ class Choices(nn.Module):
 
     @torch.no_grad()
     def measured(self, name: str, losses: Tensor, scale: float) -> None:
-        """Have choices of one decision the more likely the lower their ``losses`` [choices], which have their cost.
+        """Make choices of one decision more likely the lower their ``losses`` [choices], which include their cost.
 
         ``scale``: log loss that makes a choice e times as likely as another.
         """

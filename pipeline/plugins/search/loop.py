@@ -183,7 +183,7 @@ class _Course:
         self._sums.append((loss, *self.learner.learn_choices(next(held), self._costs, temperature)))
 
     def _around(self, step: int, held: Iterator[SearchBatch]) -> None:
-        """Tabulate the costs around the most probable choices, and measure what can be measured beside these.
+        """Tabulate the costs around the most probable choices, and measure the choices that can be measured.
 
         Measured choices are then as likely as their log loss and their cost say.
         """
@@ -249,7 +249,7 @@ class _Course:
         self._keeping += time.monotonic() - began
 
     def _restore(self, state: SearchState) -> None:
-        """Go on from ``state``."""
+        """Continue from ``state``."""
         values = state.values
         self.learner.restore(SearchState(tensors=state.tensors, values=values["learner"]))
         if values["start"] is not None:

@@ -168,7 +168,7 @@ class SuperNet(nn.Module):
         self.measured: set[str] = set()
 
     def at(self, place: str, act: Act) -> None:
-        """Have ``act`` change the values at ``place``; acts of one place follow one another."""
+        """Let ``act`` change the values at ``place``; acts of one place follow one another."""
         self._acts.setdefault(place, []).append(act)
 
     def forward(self, dense: Tensor, embeddings: Tensor, gates: Gates) -> Tensor:
@@ -184,7 +184,7 @@ class SuperNet(nn.Module):
         return self.top(inputs, lambda place, value: self._act(f"top_mlp {place}", value, gates)).squeeze(1)
 
     def start_at(self, logit: float) -> None:
-        """Have an untrained net's logits near ``logit``."""
+        """Start an untrained net's logits near ``logit``."""
         for end in self.top.ends.parameters():
             if end.dim() == 1:  # the biases
                 nn.init.constant_(end, logit)

@@ -107,7 +107,7 @@ class Formula:
         return (step - 1) % self.factor_every == 0
 
     def renew(self, state: State, step: int, numbers: Sequence[int]) -> None:
-        """Compute the roots of those blocks again whose turn is ``step``; of vectors there are none."""
+        """Recompute the roots of the blocks whose turn is ``step``; vectors have none."""
         if LEFT not in state or step < self.start_step:
             return
         # Renew ``AT_ONCE`` blocks of a layer a step: all roots at once would make one step in ``root_every`` slow. In
@@ -360,7 +360,7 @@ class CompiledWork:
         self._library.move(self._blocks[moving], torch.get_num_threads())
 
     def _point(self, name: str, tensors: Sequence[Tensor | None]) -> None:
-        """Have ``name`` of all blocks point into ``tensors``, one of each parameter."""
+        """Point ``name`` of all blocks into ``tensors``, one for each parameter."""
         firsts = np.zeros(len(tensors), np.uintp)
         for number, tensor in enumerate(tensors):
             if tensor is not None:
@@ -368,7 +368,7 @@ class CompiledWork:
         self._blocks[name] = firsts[self._of] + self._bytes
 
     def _keep(self, stacks: Sequence[Stack]) -> None:
-        """Have the blocks in ``stacks``, which stay here, point to their state."""
+        """Point the blocks in ``stacks``, which stay here, to their state."""
         self._stacks = stacks
         by_step: dict[int, tuple[list[Stack], list[int]]] = {}
         for stack in stacks:

@@ -226,7 +226,7 @@ def _earlier(config: Config, store: Store, study: str) -> list[TrialRecord]:
 def _firsts(
     config: Config, space: dict[str, Dimension], earlier: list[TrialRecord]
 ) -> tuple[list[dict[str, Any]], bool]:
-    """Return the first trials: the settings as they are without a study, and the best ones of the earlier study.
+    """Return the first trials: the settings as given without a study, and the best ones of the earlier study.
 
     Also return whether the former are among them; they then come first.
     """

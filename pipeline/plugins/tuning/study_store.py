@@ -90,7 +90,7 @@ def read_study(store: Store, study: str) -> StudyRecord:
     """Read the record of ``study``.
 
     Raises:
-        ArtifactError: There is none; it lists the studies that there are.
+        ArtifactError: There is none; the message lists the existing studies.
     """
     record = find_study(store, study)
     if record is None:
