@@ -555,7 +555,7 @@ class DebugConfig:
     profile_steps: int = setting(0, low=0, doc="Steps of every rank that a torch profiler trace covers; 0: no trace.")
 
 
-# Row groups per lane. Groups that lie across the end of a lane are decoded for both lanes: at most an eighth of the
+# The fewest row groups per lane. Groups across the end of a lane are decoded for both lanes: at most an eighth of the
 # groups.
 GROUPS_A_LANE = 8
 

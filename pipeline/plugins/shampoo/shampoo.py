@@ -31,7 +31,7 @@ class Shampoo(DenseOptimizer):
     grafting: str = "adagrad"
     name = "shampoo"
     classes = ("ShampooSteps",)
-    # Values per weight with square blocks: two factors in float64 and their roots, a mean of gradients and a sum of
+    # float32 values per parameter with square blocks: two factors in float64 and their roots, a mean of gradients and a sum of
     # their squares.
     state_values = 8.0
     lock_free = False
