@@ -14,7 +14,7 @@ DATA = "data"
 
 
 def is_allowed(path: str, allow: Collection[str]) -> bool:
-    """Whether ``allow``, as of ``checkpoint.allow``, names the setting ``path`` or a group it lies in."""
+    """Return whether ``allow``, as of ``checkpoint.allow``, names the setting ``path`` or a group it lies in."""
     return any(path == name or path.startswith(f"{name}.") for name in allow)
 
 
@@ -112,7 +112,8 @@ class CheckpointConfig:
     def final_settings(self) -> tuple[str, ...]:
         """The settings that decide in which bits the last checkpoint stores its rows, ``final_quantise`` first."""
         deciding = ["final_quantise", "state"]
-        # The hottest rows have 8 bits where the others may have fewer; of mixed in tables with another optimizer.
+        # Where the other rows may have fewer bits, the hottest rows have 8. With mixed, this applies to tables with
+        # another optimizer.
         if self.final_quantise in ("auto", "mixed", "2", "3", "4"):
             deciding.append("hot_share")
         if self.final_quantise in ("auto", "mixed"):
@@ -121,7 +122,7 @@ class CheckpointConfig:
 
     def check_start(self, path: str = "checkpoint") -> None:
         """Raise ConfigError for what belongs to ``init_from`` without it. A night's is known later."""
-        # Those of data are for the gate, too.
+        # Entries of the data group are also for the gate.
         of_training = [name for name in self.allow if not is_allowed(name, [DATA])]
         given = {"init_tables_only": self.init_tables_only, "allow": of_training, "rename": self.rename}
         for name, value in given.items():

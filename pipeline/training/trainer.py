@@ -185,8 +185,8 @@ class Trainer:
         self.on_interval, self.on_point = on_interval, on_point
         config = settings.train
 
-        # 1. Find the rows, and the number of steps that they make. ``stages/execution.py`` has put a number in the place
-        #    of ``train.global_batch=auto``.
+        # 1. Find the rows, and the number of steps that they make. ``train.global_batch=auto`` is a number by now
+        #    (``stages/execution.py``).
         self.split = SplitReader(store, dataset, "train", teacher)
         self.total = planned_steps(config, self.split.rows)
         order = Order(
