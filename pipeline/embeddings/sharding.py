@@ -287,8 +287,7 @@ def shard_model(
     rules = as_rules(optimizer)
     _check_optimizer(plan, rules)
 
-    # 2. Give the tables what TorchRec builds their kernels from: optimizers, groups of tables, memory.
-    # A single rank has all tables, and the CPU's threads to itself.
+    # 2. Give the tables what TorchRec builds their kernels from: optimizers, groups, memory. A single rank has all CPUs.
     single = plan.world_size == 1 or (among is not None and not trained)
     threaded = single and device.type == "cpu" and row_store is None and rules.all_fused(plan.device)
     weighted: set[str] = set()
@@ -300,8 +299,7 @@ def shard_model(
     if among:
         sharder_class, ranks = _GroupSharder, among.ranks
         env = group_env(len(ranks), ranks.index(dist.get_rank()), among.group)
-    # This check comes after the reader's check of row numbers; by default the kernels read row 0 for a wrong row
-    # number.
+    # The reader checks row numbers, too; by default, the kernels would read row 0 for a wrong one.
     fused_params = {"bounds_check_mode": BoundsCheckMode.FATAL}
     sharder = sharder_class(fused_params=fused_params, qcomm_codecs_registry=codecs)
     with row_store.building_kernels() if row_store is not None else nullcontext(), any_width(device):

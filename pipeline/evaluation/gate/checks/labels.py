@@ -38,8 +38,8 @@ class Labels(GateCheck):
 
 
 def _check_click_rate(now: Interval, former: Former, limit: float, confidence: float) -> Check:
-    # Clicks may be lost or doubled. The incumbent's calibration is compared, not the click rate itself, which moves with
-    # the traffic, as predictions do. Logarithms make half and twice the clicks equally far off.
+    # Clicks may be lost or doubled. The incumbent's calibration is compared, not the click rate itself, which moves
+    # with the traffic, as predictions do. Logarithms make half and twice the clicks equally far off.
     then = former.calibration
     shift = math.inf
     if now.point > 0 and then > 0:
