@@ -287,7 +287,7 @@ def shard_model(
     rules = as_rules(optimizer)
     _check_optimizer(plan, rules)
 
-    # 2. Give the tables what TorchRec builds their kernels from: optimizers, groups, memory. A single rank has all CPUs.
+    # 2. Give the tables what TorchRec builds their kernels from: optimizers, groups, memory. One rank has all CPUs.
     single = plan.world_size == 1 or (among is not None and not trained)
     threaded = single and device.type == "cpu" and row_store is None and rules.all_fused(plan.device)
     weighted: set[str] = set()
