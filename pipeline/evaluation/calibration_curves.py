@@ -280,7 +280,7 @@ def slice_shifts(
     shifts, variance = np.zeros(len(largest)), np.inf
     for _ in range(_ROUNDS):
         # 1. Estimate the variance of the true shifts by the method of moments: the spread of the estimates beyond what
-        # their known precision explains. It is 0 if chance explains all of it.
+        #    their known precision explains. It is 0 if chance explains all of it.
         score, information, noise = _sums(logits, clicked, weights, shifts, starts, counts)
         estimates = shifts + score / information
         precision = information**2 / noise

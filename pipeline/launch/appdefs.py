@@ -55,8 +55,8 @@ def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, 
     arguments = _ONE_HOST
     if config.launch.name == "hosts" and hosts > 1:
         arguments = _rendezvous(config, hosts, f"{config.run}-{stage}", config.launch.first_host, [])
-        # Only the first host may serve the rendezvous. Torchrun would decide by its name, but every host may take that
-        # name for its own.
+        # Only the first host may serve the rendezvous. Torchrun would decide by the first host's name, but every
+        # host may take that name for its own.
         is_host = config.launch.host_index == 0
         arguments[-1] += f",is_host={str(is_host).lower()}"
         workers = config.hardware.hosts - config.hardware.embedding_hosts

@@ -87,8 +87,8 @@ def compare_with_prediction(
         machine: Returns the machine of the run, as ``machine_of`` does; called only if there is a prediction.
 
     Returns:
-        None if no prediction was sealed before the run, or none can be read. Of a run that skipped all stages, what
-        was kept when these ran.
+        None if no prediction was sealed before the run, or none can be read. For a run that skipped all stages, the
+        prediction that was kept when they ran.
     """
     # Skipped stages ran before this run, so a prediction cannot have been made for them.
     starts = []

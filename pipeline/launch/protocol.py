@@ -15,7 +15,7 @@ from pipeline.records.runs import Step
 
 
 class GivenUpError(LaunchError):
-    """The launcher gives up a stage that does not start, or not end, in time: its job must be ended.
+    """The launcher gives up a stage that does not start or end in time: its job must be ended.
 
     After any other error, a job that outlasts its launcher is left alone.
     """
@@ -27,7 +27,7 @@ class StageJob(Protocol):
     name: str
 
     def state(self) -> str:
-        """Return queued | running | succeeded | failed | cancelled | lost. No time limit counts while it is queued.
+        """Return queued (not admitted: no time limit counts) | running | succeeded | failed | cancelled | lost.
 
         Raises GivenUpError if it does not start in time, its subclass NoRoomError if there is no place for all of its
         processes, and LaunchError if the state is unknown.
@@ -70,7 +70,7 @@ class StageRunner(Protocol):
     poll_seconds: float
 
     def expect(self, steps: Sequence[Step]) -> None:
-        """Prepare for these steps, which will run in this order, as far as that takes long."""
+        """Begin slow preparations for these steps, which will run in this order."""
 
     def takes(self, stage: str) -> bool:
         """Return whether inline ``stage`` should be submitted, so that the launcher need not import torch."""
@@ -82,7 +82,7 @@ class StageRunner(Protocol):
         """Start ``step`` of the run whose configuration lies at ``config_url``. LaunchError if it is refused."""
 
     def room(self, step: Step, hosts: int) -> Room:
-        """Ask for places for ``hosts`` more hosts of ``step``. LaunchError if the scheduler has none to offer."""
+        """Ask for places for ``hosts`` more hosts of ``step``. LaunchError if the scheduler cannot hold any."""
 
     def close(self) -> None:
         """Release what the launcher holds; stages that outlast it go on."""

@@ -129,7 +129,7 @@ def _samples_lines(part: TrainPart) -> list[str]:
     whole = f"{units.count(samples)} samples in {units.plural(steps, 'step')}"
     if not resumed or not units.known(samples) or not units.known(steps):
         return [f"{whole}, {time}"]
-    # Seconds and rates of a resumed training cover only the steps since it resumed.
+    # Seconds and rates of a resumed training cover only the steps since it last resumed.
     whole += f" in all, resumed after step {units.count(resumed.step)}"
     if resumed.planned:
         whole += f", with the rates of {units.count(resumed.planned)} planned steps until then"

@@ -323,7 +323,7 @@ class _Search:
             config = _with_former(self.held, replay.names)
         data = config.data
         if replay.kind == FEATURES:
-            # the left out features are missing, which would hold the day
+            # The features that are left out count as missing, which would hold the day.
             checks = replace(data.checks, hold=DriftLimits())
             data = replace(data, leave_out=[*data.leave_out, *replay.names], checks=checks)
         config = replace(
@@ -344,8 +344,8 @@ class _Search:
         return config, dataset
 
     def _judged(self, replay: Replay, code: int, dataset: str) -> Replay:
-        # Record what the gate says of the replay. Its version is then useless, and would only clutter the list of the
-        # model.
+        # Record what the gate says of the replay. Its version is then useless, and would only clutter the model's
+        # list of versions.
         result = read(Result, self.store, f"{run_directory(replay.run)}/{Result.FILE}")
         if code == ConfigError.exit_code and result.error is not None:
             return replace(replay, message=result.error.message)

@@ -240,7 +240,7 @@ def _complain(text: str) -> None:
 
 
 def _as_known_error(problem: Exception) -> NightjarError:
-    # Convert it to an error that can be recorded; an unexpected one also prints its traceback.
+    # Convert ``problem`` to an error that can be recorded, and print the traceback of an unexpected one.
     if isinstance(problem, BrokenPipeError):
         # This is not the night's error: nobody reads this launcher's output any more.
         raise problem
@@ -259,7 +259,7 @@ def _as_known_error(problem: Exception) -> NightjarError:
 
 
 def _complete_record(config: Config, store: Store, record: NightRecord, error: NightjarError | None) -> NightRecord:
-    # Complete and write the record and its page. If that fails, the record's message says so and the outcome stays.
+    # Complete the record, and write it and its page. If that fails, its message says so and the outcome stays.
     if error is not None:
         record = replace(record, message=error.message, hint=error.hint)
     try:
@@ -321,7 +321,7 @@ class Posted:
 
 @contextmanager
 def refusals_posted(config: Config, store: Store, day: Callable[[], date]) -> Iterator[Posted]:
-    """Post and record an error before ``begun`` as the outcome of the night of ``day``, and raise it.
+    """Post and record an error that comes before ``begun`` is set as the outcome of the night of ``day``; raise it.
 
     Such nights end before they begin, because of another launcher, or a cluster or store that is away. Each is recorded
     if possible: a date with a verdict keeps it, and another launcher records what it works on.

@@ -57,7 +57,7 @@ class Rules:
     now: float
 
     def is_young(self, when: float) -> bool:
-        """Return whether something of that time stays because of its age, or of ``grace``: it may be in use."""
+        """Return whether something of that time is too young to go. ``grace`` applies, too, since it may be in use."""
         return self.now - when < max(self.keep, self.grace)
 
 

@@ -155,7 +155,7 @@ def _dead_features(signs: Signs) -> Iterator[Suspect]:
 
 
 def _leaking_features(signs: Signs) -> Iterator[Suspect]:
-    # Find a feature that now carries more than all others, and carried far less before.
+    # Find the feature that now carries more than any other, and carried far less before.
     former, now = signs.gate.former, signs.gate.importance or {}
     before = (former.importance if former is not None else None) or {}
     first = max(now, key=lambda name: now[name].rise, default="")
@@ -189,7 +189,7 @@ def _wrong_labels(signs: Signs) -> Iterator[Suspect]:
 
 def _wrong_slices(signs: Signs) -> dict[str, str]:
     # Find slices on which the incumbent is clearly off, by a limit that it kept when it was published, in words. If it
-    # is off on the feature's other rows, too, its slices are not the cause.
+    # is off on the rows of the feature's other values, too, the slices are not the cause.
     gate, limits = signs.gate, signs.limits
     if gate.incumbent is None or gate.former is None or limits.max_label_shift is None:
         return {}

@@ -32,9 +32,9 @@ class Command:
         composes: Whether it takes overrides.
         takes_store: Whether ``store=URL`` works like ``--store``.
         own_help: Whether its ``--help`` is not argparse's.
-        internal: Whether users need not know it.
+        internal: Whether it is hidden from users.
         after: The command after which ``nightjar --help`` lists a plugin's command; if there is no such command, it
-        comes last.
+            comes last.
     """
 
     name: str
@@ -105,7 +105,7 @@ def count(text: str) -> int:
 
 
 def columns() -> int:
-    """Return the width of the terminal that is standard output, or 0 if it is not one."""
+    """Return the width of the terminal that standard output goes to, or 0 if it goes elsewhere."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 

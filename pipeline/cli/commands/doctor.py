@@ -267,7 +267,7 @@ def auto_hardware() -> Finding:
 def lookup(store: str) -> list[Finding]:
     """Import the triple for real and look two ids up in a tiny table, in a separate process.
 
-    There too: what the machine refuses of tables on SSD whose files lie in a local ``store``.
+    The process also reports what the machine refuses of tables on SSD whose files lie in a local ``store``.
     """
     place = local_place(store)
     scratch = str(place) if place is not None and os.access(place, os.W_OK) else ""

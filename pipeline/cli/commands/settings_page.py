@@ -143,7 +143,7 @@ def shown(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _consequence(known: dict[str, Any]) -> str:
-    # Say which results a change of the setting makes again; "" for a group.
+    # Say which stages run again if the setting changes; "" for a group.
     if "group" in known:
         return ""
     keys = known["keys"]

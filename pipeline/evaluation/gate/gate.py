@@ -53,8 +53,8 @@ def judge(record: GateRecord, settings: GateConfig, rows: ScoredRows | None = No
         can_be_forced &= check.can_be_forced or all(answer.passed for answer in answered)
 
     # 2. Clicks that are still to come may explain why predicted clicks exceed the observed ones, so failed checks of
-    # calibration become warnings. This applies only to built-in checks: a package's check may mean something else by
-    # such a name.
+    #    calibration become warnings. This applies only to built-in checks: a package's check may mean something else
+    #    by such a name.
     if record.young_labels:
         found, answers = answers, [Check(AGE, "data.label.window_days", True, record.young_labels, warned=True)]
         for answer in found:

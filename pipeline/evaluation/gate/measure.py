@@ -249,7 +249,7 @@ class _SliceRows:
 
 
 def _largest_slices(scored: ScoredRows, settings: GateConfig, blocks: NDArray[np.int64]) -> Iterator[_SliceRows]:
-    """Yield the largest values of each sliced column, and its other values together, if either class has enough rows.
+    """Yield the largest values of each sliced column, and its others together, if both classes have enough rows.
 
     ``blocks``: the block of every row. Successive rows may lie in few blocks however many they are, and draws without
     any of them have no figures.

@@ -20,7 +20,7 @@ from pipeline.records.gate import Figures, GateRecord, Interval, RowsPower, Slic
 
 @dataclass(frozen=True)
 class Level:
-    """How sure the questions of NE must be.
+    """How sure the answers about NE must be.
 
     ``power``: probability that a model that is worse by the limit is held. ``budget``: ``gate.budget``, of which the
     look's share leaves that power; None: there is no budget, and it is ``gate.power``. ``covering_power``: the power

@@ -155,7 +155,7 @@ def _seal(options: argparse.Namespace, overrides: Sequence[str]) -> int:
         )
     store = Store(config.store)
     planned, inputs = planned_for(list(overrides), options.config_dir, timed=True)
-    # This call only raises its error before the rehearsal rather than after it.
+    # Call this only for its error, which should come before the rehearsal and not after it.
     missing_stages(config, store)
     dataset = steps(config, store, last="ingest")[0].path
     note = ""

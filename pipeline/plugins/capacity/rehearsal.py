@@ -50,8 +50,8 @@ class StageTimes:
 
     ``start_s``: the train stage before its first step; ``step_ms``: a step, with what goes on beside it; ``end_s``:
     the rest of the training, above all its last checkpoint; ``look_s``: a validation. ``evaluate_s``: evaluation of
-    ``test_rows``. ``publish_s``: None if the run published nothing. ``memory_bytes``: the largest process.
-    ``source``: where the figures come from.
+    ``test_rows``. ``publish_s``: None if the run published nothing. ``memory_bytes``: the memory of
+    the largest process. ``source``: where the figures come from.
     """
 
     source: str

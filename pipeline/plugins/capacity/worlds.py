@@ -239,10 +239,10 @@ def longest(parts: Mapping[str, float], device: str) -> str:
 
 
 def wall_of(found: list[World], device: str) -> Wall | None:
-    """Return the first world that no plan fits, or whose samples/s grow by less than GROWS.
+    """Return where growing stops paying off: the first world that no plan fits, or that gains less than GROWS.
 
     Its bound is the part of the step that exceeds its ideal share most: its time in the world before, divided by the
-    growth of the ranks. None if all worlds pay.
+    growth of the ranks. None if all worlds pay off.
     """
     # The first world is compared with itself: it may not fit either, but has no predecessor.
     for before, each in pairwise([found[0], *found]):

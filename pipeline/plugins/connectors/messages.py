@@ -231,9 +231,10 @@ def _schema_of(file: str) -> str:
 def registered(registry: str, number: int, *, lone: bool = False) -> str | None:
     """Return the Avro schema of that number; None if the registry has none, or one of another kind.
 
-    Arbitrary bytes may look like any number, and each number would cost a request. They show by being alone in their
-    block, not by being large: some registries begin to count at 100,001. So ``lone`` numbers are asked for until
-    negative answers took ``ASK_SECONDS``, and all others always: a schema in use is never missed.
+    Arbitrary bytes may look like any number, and each number would cost a request. Such a number stands out because no
+    other message of the block has it, not because it is large: some registries begin to count at 100,001. So ``lone``
+    numbers are asked for until negative answers took ``ASK_SECONDS``, and all others always: a schema in use is never
+    missed.
 
     Args:
         registry: The registry's address.

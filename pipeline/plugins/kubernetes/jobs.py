@@ -103,7 +103,7 @@ class ClusterRunner(ABC):
             if "deletionTimestamp" in job["metadata"] or self.phase_of(job) != "running":
                 continue
             if name == job_name(self.config, step, attempt):
-                self.complete(step, job)  # the launcher may have died before this line
+                self.complete(step, job)  # its launcher may have died before it did this
                 running = self._follow(step, name)
                 log.info("%-10s attached to job %s, which runs already", step.name, name)
             else:
@@ -262,7 +262,7 @@ class ClusterJob:
         return suspended
 
     def _check_pending(self) -> None:
-        """Raise GivenUpError for a pod that cannot start in time, and NoRoomError if it finds no place.
+        """Raise GivenUpError for a pod that cannot start, or does not in time, and NoRoomError if it finds no place.
 
         A pod may wait less long for a place if the stage may go on with fewer hosts. It has ``launch.image_minutes``
         to get its image.

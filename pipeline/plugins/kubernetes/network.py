@@ -40,7 +40,7 @@ def run_policy(config: Config) -> Object:
 
 @contextmanager
 def closed(api: Api, config: Config, goes_on: Callable[[], bool]) -> Iterator[None]:
-    """Keep the run's policy while it lasts; warn if it cannot be made and no other one selects the pods.
+    """Keep the run's policy while the run lasts; warn if it cannot be made and no other one selects the pods.
 
     Args:
         api: The API server, which already knows the rights of this launcher.

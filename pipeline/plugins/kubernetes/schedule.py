@@ -190,7 +190,7 @@ def _path(item: Object) -> str:
 
 def delete(api: Api, objects: Sequence[Object]) -> list[str]:
     """Delete ``objects``, last first; returns a line for each. Launchers end with their CronJob, stages go on."""
-    # Delete the role and the account last: launchers need their accounts and rights until they end.
+    # The CronJob goes first, since its launchers need their accounts and rights until they end.
     lines = []
     for item in reversed(objects):
         done = "does not exist" if api.find(_path(item)) is None else "deleted"

@@ -50,7 +50,7 @@ class SearchStore:
 
     @property
     def path(self) -> str:
-        """The file."""
+        """The file of the state, relative to the store."""
         return f"{self.folder}/search.state"
 
     def write(self, state: SearchState) -> None:

@@ -117,7 +117,7 @@ class Interactions(SearchPart):
 INTERACTIONS = Interactions()
 
 
-HALVINGS = 4  # of a layer's width
+HALVINGS = 4  # how often a layer's width is halved at most
 NARROWEST = 8
 SETTINGS = ("bottom_mlp", "top_mlp")
 

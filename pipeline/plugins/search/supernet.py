@@ -164,7 +164,7 @@ class SuperNet(nn.Module):
         self.register_buffer("places", torch.tensor(places, dtype=torch.int64), persistent=False)
         self.top = _Mlp(self.dim + len(places), model.top_mlp, 1, dtype)
         self._acts: dict[str, list[Act]] = {}
-        # Decisions whose choices are measured on the configured model instead of learnt
+        # Decisions whose choices are measured on the configured model instead of learnt.
         self.measured: set[str] = set()
 
     def at(self, place: str, act: Act) -> None:

@@ -505,7 +505,7 @@ class _DirectionExchange:
         # This rank's part lies where the all-gather would copy it.
         self._own = self._every[rank * room : (rank + 1) * room]
         for number, part in enumerate(dealt):
-            # An all-gather takes equal parts, so ranks with smaller blocks have padded parts.
+            # An all-gather takes equal parts, so the part of a rank with fewer values is padded.
             at = number * room
             for block in part:
                 size = block.shape.numel()

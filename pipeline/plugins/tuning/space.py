@@ -138,7 +138,7 @@ def held(dimension: Dimension, value: Any) -> Any | None:
 
 @cache
 def _meant(value: str) -> Any:
-    """Parse ``value`` of an override; return the text itself if it is none."""
+    """Parse ``value`` of an override; return the text itself if it does not parse."""
     try:
         return parse([f"x={value}"])[0].value()
     except ConfigError:

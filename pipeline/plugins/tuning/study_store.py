@@ -52,16 +52,16 @@ def gain_of(trial: TrialRecord, given: TrialRecord) -> tuple[float, float]:
 
     The result is (0, inf) if it is unknown: their rows differ, or an earlier release recorded one of them.
     """
-    # The same rows judge both models, so take their difference block by block: the spread of these differences is that
-    # of the mean.
+    # The same rows judge both models, so take their difference block by block: the spread of these differences
+    # gives the standard error of their mean.
     own, other = trial.parts or (), given.parts or ()
     if len(own) != len(other) or len(own) < 2 or not trial.ne or not given.ne:
         return 0.0, math.inf
     count, entropy = len(own), sum(other) / given.ne
     lower = [(b - a) / entropy for a, b in zip(own, other, strict=True)]
     mean = sum(lower) / count
-    # The standard error of a sum over blocks is sqrt(count) times the standard deviation of a block, which has count -
-    # 1 degrees of freedom.
+    # The standard error of a sum over blocks is sqrt(count) times the standard deviation of a block, which has
+    # count - 1 degrees of freedom.
     return sum(lower), math.sqrt(count / (count - 1) * sum((each - mean) ** 2 for each in lower))
 
 

@@ -1,4 +1,4 @@
-"""The loop of a study: begins trials, answers their looks, and takes in what they end with.
+"""The loop of a study: begins trials, answers their looks, and records their results.
 
 Everything that is decided is written to the trial's record before anybody acts on it. After a kill -9 of any process
 the same command finds the records: ended trials stay ended, and a running one goes on from its checkpoint.
@@ -34,7 +34,7 @@ from pipeline.report.records import read_records
 from pipeline.specs import STAGES
 from pipeline.store.artifacts import Store
 
-ATTEMPTS = 3  # of a trial whose process is killed or cannot start
+ATTEMPTS = 3  # attempts of a trial whose process is killed or cannot start
 LAUNCHING, SIGNALLED = 8, 128
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class Tuner:
         return [trial for trial in self.trials if trial.state == TRYING]
 
     def _create_trial(self) -> TrialRecord:
-        """Create a trial and its record; LaunchError if another trial has its run, whose looks it would take over."""
+        """Create a trial and its record; LaunchError if its run exists already, whose looks it would take over."""
         number = len(self.trials)
         run = f"{self.study}-{number:05d}"
         if self.store.names(run_directory(run)):

@@ -14,7 +14,7 @@ FEWEST_USERS = 30
 
 
 class Gauc(GateCheck):
-    """``gate.max_gauc_drop``: GAUC must not clearly fall by more than the limit.
+    """``gate.max_gauc_drop``: GAUC must not fall by more than the limit, unless the fall may be chance.
 
     A model may gain AUC by separating users who click from users who do not, and rank the ads of each of them worse.
     """
@@ -45,7 +45,7 @@ class Gauc(GateCheck):
     def _check_drop(
         self, gauc: UserAuc, candidate: Interval, incumbent: Interval, change: Interval, limit: float
     ) -> Check:
-        # A drop counts only where it is beyond doubt, as with NE of slices; ``not`` would let NaN pass.
+        # A drop counts only if its interval excludes zero, as with NE of slices; ``not`` would let NaN pass.
         passed = -change.point <= limit or change.high >= 0
         words = (
             f"GAUC of {gauc.counted} is {candidate.point:.4f}, the incumbent's {incumbent.point:.4f}: "

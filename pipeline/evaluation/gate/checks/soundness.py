@@ -25,7 +25,7 @@ from pipeline.specs.gate_check import GateCheck, GateInputs
 
 
 class Finite(GateCheck):
-    """Weights and predictions must be finite: no reason publishes a model without that."""
+    """Weights and predictions must be finite; no reason that a user gives publishes a model that fails this."""
 
     name = "finite"
     needs_figures = False
