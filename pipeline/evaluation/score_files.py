@@ -133,7 +133,7 @@ class _Opened:
                 f"{self.where} has no column {name}, expected one of {', '.join(self.columns)}",
                 hint=f"{option} <column>",
             )
-        # Polars gives such a name to the second of two columns of CSV. It is unclear which one is meant.
+        # Polars gives such a name to the second of two CSV columns of the same name. It is unclear which one is meant.
         if self.kind == "CSV" and f"{name}_duplicated_0" in self.columns:
             raise DataError(f"{self.where} has more than one column {name}", hint="another name for each column")
 

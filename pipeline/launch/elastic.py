@@ -130,7 +130,7 @@ class Growth:
             return 0
 
     def _due(self) -> int:
-        # A stage without a checkpoint may itself still wait for room, which must not be taken from it.
+        # A stage without a new checkpoint may itself still wait for room, which must not be taken from it.
         if not self._has_progress:
             now = self.reached()
             self._has_progress = _moved(self._first_checkpoint, now)

@@ -163,7 +163,7 @@ def release(launcher: int) -> None:
 
 
 def exceeded(config: Config, store: Store, step: Step, launcher: int) -> GuardError | None:
-    """Return why a rank of ``launcher`` was killed, where its group had no memory left; None if that was not it."""
+    """Return the error of a rank of ``launcher`` that was killed because its group had no memory left, else None."""
     try:
         group = MemoryCgroup(f"{_NAME}-{launcher}")
         if not group.killed():

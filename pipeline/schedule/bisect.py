@@ -105,7 +105,7 @@ def bisect_run(store: Store, name: str, run: Run, limit: int, deadline: datetime
                 culprit = search.try_suspect(suspect)
             elif suspect.kind == LIMITS:
                 culprit = _judged_by_former_limits(held, suspect)
-            # The rows of the day are named only if every other suspect was tried.
+            # Rows of the day that explain no known share of the loss are named only if every other suspect was tried.
             elif suspect.kind != ROWS or suspect.explained is not None or not search.untold:
                 culprit = _named_by_signs(held, suspect)
             if culprit is not None:
@@ -382,7 +382,7 @@ class _Search:
             return False
         if replay.kind != FEATURES or limit is None or former is None:
             return True
-        # The incumbent gets worse without the feature as well, so its former NE with the feature is the limit.
+        # The incumbent gets worse without the feature as well, so the limit refers to its NE with the feature.
         return replay.ne is not None and replay.ne <= former * (1 + limit)
 
     def _shows(self, suspect: Suspect, replay: Replay) -> bool:

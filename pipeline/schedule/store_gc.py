@@ -1,6 +1,6 @@
 """``nightjar store gc``: removes datasets, runs, plans and towers that no version, recent night or young run needs.
 
-Studies and results of searches stay; only leftovers of killed processes and abandoned searches are removed.
+Studies and results of searches stay; of these, only leftovers of killed processes and abandoned searches go.
 
 ``may_go`` decides from what ``take_stock`` and ``needs_of`` found, without a store; ``remove`` carries it out.
 """

@@ -51,7 +51,7 @@ class ClusterRunner(ABC):
         self.namespace = config.launch.namespace
         self.jobs = self.collection.format(namespace=self.namespace)
         self._followed: list[ClusterJob] = []
-        self._lent: dict[str, Step] = {}  # the stages for which room was asked
+        self._lent: dict[str, Step] = {}  # the stages for which room was requested
 
     @abstractmethod
     def phase_of(self, job: Object) -> str:

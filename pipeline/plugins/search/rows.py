@@ -49,7 +49,7 @@ class SearchBatch:
 
 
 class PartReader(SplitReader):
-    """A part of the train rows: ``seed`` deals rows of every row group to it, and ``share`` of them are held.
+    """One of two parts of the train rows: ``share`` of every row group is held, drawn by ``seed``.
 
     ``held`` selects the held rows, else all others. The two parts have no row in common.
     """
