@@ -112,8 +112,8 @@ class CheckpointConfig:
     def final_settings(self) -> tuple[str, ...]:
         """The settings that decide in which bits the last checkpoint stores its rows, ``final_quantise`` first."""
         deciding = ["final_quantise", "state"]
-        # Where the other rows may have fewer bits, the hottest rows have 8. With mixed, this applies to tables with
-        # another optimizer.
+        # The hottest rows have 8 bits if the others may have fewer. With mixed, this holds only for tables whose
+        # optimizer measures heat in another way than the common one (``checkpoint.codings``).
         if self.final_quantise in ("auto", "mixed", "2", "3", "4"):
             deciding.append("hot_share")
         if self.final_quantise in ("auto", "mixed"):

@@ -49,7 +49,7 @@ _TRIES = 8
 class Members:
     """The text of the members in the bytes from ``start`` to ``stop`` (None: the end of the file).
 
-    It is without its first ``skip`` bytes, and with ``over`` bytes of the text that follows.
+    The first ``skip`` bytes of that text are left out, and ``over`` bytes of the text that follows are added.
     """
 
     start: int

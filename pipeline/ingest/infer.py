@@ -139,7 +139,7 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
             column = SampleColumn(standard(column.text, column.text, form[0]), ())
         columns.append(column)
 
-    # 2. The label, and the time of the rows: of several columns, the one with the most values.
+    # 2. The label, and the time of the rows: of several columns, the one with the most distinct values.
     chosen, others = choose_label(columns, label)
     unchanged = next(column for column in columns if column.name == chosen.name)
     positive, negative = label_classes(chosen)

@@ -295,7 +295,10 @@ class PartWriter:
 
 
 def plain(frame: pl.DataFrame) -> pa.Table:
-    """Convert to Arrow: large lists become ordinary ones, which every reader knows, columns without nulls required."""
+    """Convert to Arrow: large lists become ordinary ones, which every reader knows.
+
+    Columns that hold no nulls are declared so.
+    """
     table = frame.rechunk().to_arrow()
     fields = []
     for field in table.schema:

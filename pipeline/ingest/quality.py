@@ -46,7 +46,10 @@ _SMALLEST = 1e-4
 
 
 def distribution(spec: DataSpec, split_counts: SplitCounts) -> dict[str, Any]:
-    """Return what the next day compares: {"label_rate", "features": {name: missing, distinct, bins and shares}}."""
+    """Return the figures that the next day is compared with.
+
+    They are {"label_rate", "features": {name: missing, distinct, bins and shares}}.
+    """
     train = split_counts.train
     features: dict[str, Any] = {}
     for dense in spec.dense:

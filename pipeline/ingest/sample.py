@@ -331,7 +331,7 @@ def text_format(block: bytes) -> TextFormat:
 
 
 def _rows(lines: list[str], separator: str) -> list[list[str]]:
-    # Returns the records of `lines`, which may go over several; plain lines if a stray quote swallows too much.
+    # Returns the records of `lines`, each of one or more; plain lines if a stray quote swallows too much.
     text = io.StringIO("\n".join(lines), newline="")
     try:
         return list(csv.reader(text, delimiter=separator))

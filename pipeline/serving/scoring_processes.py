@@ -129,7 +129,7 @@ class Ranks:
         return figures
 
     def _start(self, listener: socket.socket, processes: _Processes, others: int) -> None:
-        # The ranks take part once they are ready. After an error, the next blocks raise it.
+        # Each of the other ranks takes part once it is ready. If one fails to start, the next blocks raise its error.
         listener.settimeout(POLL_SECONDS)
         starting: list[_Other] = []
         try:
