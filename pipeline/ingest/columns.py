@@ -64,7 +64,7 @@ def is_map(kind: pl.DataType) -> bool:
 
 def width_of(values: pl.Series) -> int | None:
     """Return the length of the vectors in a column of lists; None if lengths differ or all numbers are whole."""
-    # A row without a vector says nothing of the width.
+    # A row without a vector says nothing about the width.
     lengths = values.list.len().drop_nulls()
     if not values.dtype.inner.is_float() or lengths.n_unique() != 1:  # type: ignore[attr-defined]
         return None

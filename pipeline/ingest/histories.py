@@ -58,7 +58,7 @@ class Keeper:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits; a dataset without events has a file without rows."""
+        """Write the waiting events; a dataset without events has a file without rows."""
         if self._waiting and (self._parts == 0 or any(frame.height for frame in self._waiting)):
             events, self._waiting = pl.concat(self._waiting), []
             named = events.rename(_file_columns(self.plan))

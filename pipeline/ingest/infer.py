@@ -39,7 +39,7 @@ from pipeline.ingest.times import standard
 from pipeline.ingest.values import strings_of
 from pipeline.records.dataset import LABEL, RESERVED_ROWS, TRUE_PROBABILITY
 
-# Words that stand for a missing value wherever they are a whole field, and those that do where the rest are numbers.
+# Words that stand for a missing value wherever they are a whole field, and those that do so among numbers.
 MISSING_WORDS = frozenset(("?", "\\N", "NULL", "null", "N/A", "n/a", "#N/A", "NaN", "nan"))
 MISSING_NUMBERS = MISSING_WORDS | {"NA", "None", "none", "-", "."}
 # Share of different values from which on a value is taken to name its row.
@@ -125,8 +125,8 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
     Raises:
         DataError: if no column can be the label.
     """
-    # 1. Columns as they are meant: a decimal comma is a point, words that stand for missing values are none, and times
-    #    of an unusual form are written in the usual one.
+    # 1. Columns as they are meant: a decimal comma becomes a point, words that stand for missing values become missing,
+    #    and times of an unusual form are written in the usual one.
     commas = comma_columns(sample.frame, MISSING_NUMBERS)
     sample = replace(sample, frame=sample.frame.with_columns(pl.col(commas).str.replace(",", ".")))
     missing = _missing_words(sample.frame)

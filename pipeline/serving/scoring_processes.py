@@ -203,7 +203,7 @@ def in_blocks(side: Ranks, blocks: Iterator[tuple[Block, int]], effort: Effort) 
 
 
 class _Processes:
-    """The processes behind the others."""
+    """The operating system's processes of the other ranks."""
 
     def __init__(self, server: ForkServer, logs: list[str]) -> None:
         self._server, self._logs, self._lock = server, logs, threading.Lock()
