@@ -90,7 +90,7 @@ def happened(column: SampleColumn) -> np.ndarray:
 
 
 def only_among(says: np.ndarray, clicks: np.ndarray) -> bool:
-    """Whether ``says`` (bool [n], as ``clicks``) is true only for clicks, not for all, and more often than by chance."""
+    """Whether ``says`` (bool [n], as ``clicks``) is true only for clicks, not all, and more often than by chance."""
     rate, rows = float(clicks.mean()), int(says.sum())
     return rows < clicks.sum() and rate**rows < BY_CHANCE and bool((clicks | ~says).all())
 
