@@ -87,7 +87,7 @@ def holds_numbers(values: pl.Series) -> bool:
 
 
 def weights_of(columns: Mapping[str, pl.Series], ids: Sequence[str], numbers: Sequence[str]) -> dict[str, str]:
-    """Return the column of weights by column of ids: one of ``numbers`` that is as long in every row and varies."""
+    """Return each id column's column of weights: one of ``numbers`` with equally long lists, whose lengths vary."""
     chosen: dict[str, str] = {}
     for name in numbers:
         lengths = columns[name].list.len().fill_null(0)

@@ -41,7 +41,7 @@ _MARK = b"\x1f\x8b\x08"
 _RESERVED_FLAGS = 0xE0
 # Bytes searched at a time.
 _CHUNK = 1 << 22
-# Most members to look at, for each part, that begin where records cannot be told apart.
+# Maximum number of members to try, for each part, that begin where records cannot be told apart.
 _TRIES = 8
 
 

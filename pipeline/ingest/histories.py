@@ -141,7 +141,7 @@ def _read_events(store: Store, dataset: Artifact, plan: HistoryPlan) -> Iterator
 _ELEMENTS = 1 << 21
 # Low bits of a row's place; rows that differ only in these are stored together.
 _PIECE_BITS = 16
-# Most events of histories in memory before they are written.
+# Maximum number of events of histories in memory before they are written.
 _WAITING_EVENTS = 1 << 22
 NO_PLACE = -1
 Sources = Callable[[date | None, DataSpec], Sequence[Source]]

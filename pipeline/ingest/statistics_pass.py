@@ -29,7 +29,7 @@ from pipeline.specs.id_mapping import Counts, IdCounts
 
 
 class Partial:
-    """Counts and moments of one set of typed rows. ``labels``: moments of further tasks and of weights."""
+    """Counts and moments of one set of typed rows. ``labels``: those of further tasks, of weights and of ``sums``."""
 
     def __init__(self, spec: DataSpec) -> None:
         self.spec = spec

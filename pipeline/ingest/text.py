@@ -27,7 +27,7 @@ from pipeline.core.units import MIB
 from pipeline.ingest.values import FLOAT32_MAX, Reject, by_halves, is_of_rows, not_read
 
 NEWLINE = 10
-# Most bytes of a record of several lines.
+# Maximum bytes of a record of several lines.
 LONGEST = 1 << 17
 # Bytes that are compared at a time, few enough to stay in the cache.
 _COUNTED = 1 << 18

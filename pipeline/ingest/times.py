@@ -291,7 +291,7 @@ def time_text(seconds: int) -> str:
 
 
 def test_hours_from(test_hours: int) -> int:
-    """Return the hour of the day from which on rows are test rows, if the last ``test_hours`` are."""
+    """Return the first hour of the day whose rows are test rows, if the last ``test_hours`` are."""
     return HOURS_PER_DAY - test_hours
 
 

@@ -200,7 +200,7 @@ def length_names(sequence: SequenceGroup) -> dict[int, str]:
     return names
 
 
-# Most row groups that a sample comes from, because each is decoded as a whole.
+# Maximum number of row groups that a sample comes from, because each is decoded as a whole.
 MOST_GROUPS = 8
 # Rows and tries of ``serving_cost``; the fastest try counts.
 _COST_ROWS = 4096
