@@ -106,7 +106,7 @@ class _OptionsReadOnce(ConfigLoaderImpl):
         config_name: str | None = None,
         overrides: list[str] | None = None,
     ) -> list[str]:
-        """Return the options or groups in ``group_name``, whatever others the search path gets."""
+        """Return the options or groups in ``group_name``, whatever configurations or overrides add to the path."""
         return self._opened.get_group_options(group_name, results_filter)
 
 
