@@ -57,7 +57,7 @@ class StepTime:
 def fit_kernels(times: Sequence[KernelTime], device: str, usual: HardwareConfig | None = None) -> dict[str, float]:
     """Fit memory bandwidth and the fixed costs of a table and of an id to times of the lookup and update kernel.
 
-    ``usual``: figures that the few times of a quick measurement only scale; None: fit to the times alone.
+    ``usual``: figures to scale, for a quick measurement with too few times for a fit; None: fit to the times alone.
     """
     design, spent = [], []
     for time in times:

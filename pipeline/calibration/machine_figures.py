@@ -169,7 +169,7 @@ def _train_all(jobs: list[tuple[Config, str, Plan]]) -> list[float]:
 
 
 def step_time(config: Config, schema: DatasetSchema, profile: Profile, ms: float) -> StepTime:
-    """Return a trial's step of ``ms`` with whole tables, and what the cost model knows of it beyond the dense part."""
+    """Return a trial's step of ``ms`` with whole tables, and what the cost model knows of it without the dense part."""
     blind = replace(config.hardware, dense_gflop_per_s=1e12, dense_gb_per_s=1e12, step_overhead_ms=0.0)
     inputs = PlanInputs.of(replace(config, hardware=blind), schema, profile)
     known, costs = predict(whole_tables(config, schema, profile), inputs), dense_costs(config.model, schema)

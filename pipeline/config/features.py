@@ -201,11 +201,11 @@ class SparseFeature:
     required: bool = setting(False, doc="Send rows without an id to quarantine.")
 
     def lists(self, separator: str | None) -> bool:
-        """Return whether a row has several ids; ``separator``: the default one."""
+        """Whether a row has several ids; ``separator``: the default one."""
         return self.holds in (LIST, MAP) or (self.holds is None and (self.separator or separator) is not None)
 
     def several(self, separator: str | None) -> bool:
-        """Return whether a row has several ids, or one of several columns; ``separator``: the default one."""
+        """Whether a row has several ids, or one of several columns; ``separator``: the default one."""
         return self.lists(separator) or bool(self.cross) or self.weights is not None
 
     def check(self, path: str) -> None:

@@ -119,7 +119,7 @@ def settings() -> Iterator[SettingPlace]:
 
 
 def find_place(path: str) -> SettingPlace | None:
-    """Return the group or setting at ``path``: ``data.sparse.*.rows`` for ``data.sparse.C1.rows``; None if none is."""
+    """Return the group or setting at ``path`` (``data.sparse.*.rows`` for ``data.sparse.C1.rows``), or None."""
     return _walked(path)[0]
 
 

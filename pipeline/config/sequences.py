@@ -43,7 +43,7 @@ class EventColumn:
     )
 
     def check(self, path: str) -> None:
-        # Set the rows of a shared table at its owner.
+        # The rows of a shared table are set where the table is.
         own = [name for name in ("rows", "min_count") if getattr(self, name) is not None]
         if self.table is not None and own:
             raise ConfigError(
@@ -240,7 +240,7 @@ def check_sequences(
                         "made of several columns: an event that is built from a row has one id of one column",
                         hint=f"{path}.{name}.features.{column}.table=null",
                     )
-        # A target is compared with events by their vectors, so both must use one table.
+        # A target is compared with events by their vectors, so both must use the same table.
         tables = list(dict.fromkeys(each.table for each in sequence.features.values() if each.table))
         if sequence.target is not None and sequence.target not in tables:
             possible = tables[0] if tables else "null"

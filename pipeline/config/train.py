@@ -460,7 +460,7 @@ class TrainConfig:
 
     @property
     def batch(self) -> int:
-        """Return ``global_batch`` in samples.
+        """``global_batch`` in samples.
 
         Raises:
             ConfigError: It is still ``auto``, which depends on the number of rows.

@@ -28,7 +28,7 @@ _SECONDS = 30.0
 _IFF_LOOPBACK = 8
 # Seconds for which ``is_busy`` measures.
 BLINK_SECONDS = 0.2
-# Share of all CPUs from which on other programs disturb a measurement.
+# Share of all CPUs above which other programs disturb a measurement.
 BUSY_SHARE = 0.1
 # Seconds of tolerance: the kernel counts in hundredths of a second and does not update all counters at the same time.
 CLOCK_SLACK = 0.05

@@ -158,7 +158,7 @@ class Named(Protocol):
 
     @property
     def name(self) -> str:
-        """Return the name in the configuration."""
+        """The name in the configuration."""
         ...
 
 
@@ -172,8 +172,8 @@ class Registry(Generic[T]):
     ``setting``: the key that chooses among them. ``home``: the module whose tuple ``SPECS`` lists the built-in ones;
     None: all are plugins. ``group``: the entry point group of plugins and of installed packages; None: packages cannot
     add any. ``problem``: a function that says what is wrong with a package's choice; "" if nothing is. ``further``:
-    other settings that choose among them, with ``<name>`` for any name; ``paths`` lists all of them, with ``*`` in its
-    place. ``all_apply``: all choices are used at once, and ``setting`` stands for the settings that they add.
+    other settings that choose among them, with ``<name>`` for any name; ``paths`` lists all of them, with ``*`` for
+    ``<name>``. ``all_apply``: all choices are used at once, and ``setting`` stands for the settings that they add.
     """
 
     # Changes whenever ``added`` changes the choices of any registry.

@@ -36,7 +36,7 @@ TRAIN_EVENT, TEST_EVENT, OTHER_EVENT = 0, 1, 2
 TEST, VALIDATION_ROW, KEPT, GAP = "test", "validation_row", "kept", "gap"
 # Typed rows as `packed` writes them, in bytes or in an array.
 Packed = bytes | np.ndarray
-# Bytes of the length in front. Arrow reads columns without a copy if they start at multiples of as many bytes.
+# Bytes of the length in front. Arrow reads columns without a copy if they start at multiples of that many.
 _HEAD = 64
 
 

@@ -14,46 +14,46 @@ from itertools import takewhile
 import numpy as np
 import polars as pl
 
-# Points from which on a column is taken for codes; no single piece of evidence has as many.
+# Minimum points of a column that is taken for codes; no single piece of evidence has as many.
 LEAST_POINTS = 3
 # The same threshold for few small values: a name suffices if nothing speaks against it.
 LEAST_OF_FEW = 2
 # The largest of few values, such as weekdays and kinds of devices; larger ones may be prices.
 LARGEST_OF_FEW = 99
 LEAST_ROWS = 100
-# Standard deviations from which on a covariance of the halves of the sample is not chance.
+# Standard deviations above which a covariance of the halves of the sample is not chance.
 SURE = 4.0
 # Share of what values say about the label that a curve over their order leaves unexplained: codes leave more.
 LEFT = 0.3
-# Least number of values to judge the shape of a histogram.
+# Minimum number of values to judge the shape of a histogram.
 LEAST_VALUES = 20
-# Least number of values of a histogram with one peak; with fewer, codes have one peak by chance.
+# Minimum number of values of a histogram with one peak; with fewer, codes have one peak by chance.
 LEAST_PEAK = 6
-# Least number of values to judge their order, because a curve fits fewer in any case.
+# Minimum number of values to judge their order, because a curve fits fewer in any case.
 LEAST_RATES = 5
-# Number of values from which on a curve through them is not chance, and speaks against codes.
+# Minimum number of values for which a curve through them is not chance, and speaks against codes.
 LEAST_ORDERED = 10
-# Least average number of rows per value to judge frequencies.
+# Minimum average number of rows per value to judge frequencies.
 LEAST_COUNT = 3
-# Least number of consecutive values that are a block.
+# Minimum number of consecutive values that make a block.
 LEAST_BLOCK = 5
 # Share of a span's values that must occur for it to have almost no gaps.
 GAPLESS = 0.9
-# Number of values from which on a quantity has a tail.
+# Number of values above which a quantity has a tail.
 MANY = 1000
-# Least share of the span that each quarter of the rows takes up if values are spread.
+# Minimum share of the span that each quarter of the rows takes up if values are spread.
 SPREAD = 0.05
 # Largest value that may be the most frequent one if codes begin with frequent ones.
 FIRST = 10
 # Share of a span's values below which those that occur are few of the possible ones.
 FEW = 0.001
-# Rows per value from which on other values would have been seen, too.
+# Rows per value at which other values would have been seen, too.
 FEW_ROWS = 100
 # Share of multiples of five above which few values are prices and the like.
 MOST_ROUND = 0.5
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _PREPOSITIONS = frozenset(("of", "in", "at", "by", "on", "per", "from", "for", "to"))  # what stands before them counts
-# Least letters of a listed word that longer words may end with: workclass, but not velocity by city.
+# Minimum letters of a listed word by whose ending longer words are known: workclass, but not velocity by city.
 _LEAST_ENDING = 5
 
 
@@ -189,7 +189,7 @@ def _by_values(distinct: np.ndarray, counts: np.ndarray) -> Found:
     if distinct[0] == 0 and counts[0] > 0.5 * counts.sum():
         yield -2, "mostly 0, and a tail"
         return
-    # Codes are numbered in several blocks. Ages are a single block, and a sentinel is none.
+    # Codes are given out a block at a time, so there are several blocks. Ages are a single one, and a sentinel is none.
     steps = np.diff(distinct)
     blocks = np.diff(np.flatnonzero(np.append(steps != 1, True)), prepend=-1)
     long = blocks[blocks >= LEAST_BLOCK]
@@ -237,8 +237,8 @@ def _against_by_shape(counts: np.ndarray) -> Found:
 
 
 def _by_many(values: np.ndarray, distinct: np.ndarray, counts: np.ndarray) -> Found:
-    # Yields a point for very many values if the name says code and a quantity would have a tail. This finds a column of
-    # users in a log that has one or two rows of each, in which the label can say nothing.
+    # Yields a point for very many values if the name says code, because so many values of a quantity would have a tail.
+    # This finds a column of users in a log that has one or two rows of each, in which the label can say nothing.
     if len(distinct) <= MANY:
         return
     low, *_, high = quarters = np.quantile(values, [0, 0.25, 0.5, 0.75, 1])

@@ -64,7 +64,7 @@ def is_map(kind: pl.DataType) -> bool:
 
 def width_of(values: pl.Series) -> int | None:
     """Return the length of the vectors in a column of lists; None if lengths differ or all numbers are whole."""
-    # A row without a vector says nothing of the width.
+    # A row without a vector says nothing about the width.
     lengths = values.list.len().drop_nulls()
     if not values.dtype.inner.is_float() or lengths.n_unique() != 1:  # type: ignore[attr-defined]
         return None
@@ -87,7 +87,7 @@ def holds_numbers(values: pl.Series) -> bool:
 
 
 def weights_of(columns: Mapping[str, pl.Series], ids: Sequence[str], numbers: Sequence[str]) -> dict[str, str]:
-    """Match columns of ids to the one of ``numbers`` with their weights: as long in every row, of varying length."""
+    """Return each id column's column of weights: one of ``numbers`` with equally long lists, whose lengths vary."""
     chosen: dict[str, str] = {}
     for name in numbers:
         lengths = columns[name].list.len().fill_null(0)

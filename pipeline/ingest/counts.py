@@ -54,7 +54,7 @@ class HashedCounts(IdCounts):
             self._pieces.append((np.arange(self.rows), other._all))
         # The smallest hashes of all are among the smallest of either.
         self.smallest = np.unique(np.concatenate([self.smallest, other.smallest]))[:SKETCH]
-        # Reading `counts` adds up the pieces, which of all blocks would take more memory than the array of rows.
+        # Reading `counts` adds up the pieces. Those of all blocks would take more memory than the array of rows.
         _ = self.counts
 
     @property
@@ -131,9 +131,9 @@ class BinCounts(HeldCounts):
 
 
 COUNTS = {"hash": pl.UInt64, "id": pl.String, "count": pl.Int64}
-# Most distinct ids of all features together, about 64 bytes each.
+# Maximum number of distinct ids of all features together, about 64 bytes each.
 IDS_IN_MEMORY = 1 << 23
-# Most distinct ids of one feature, because they take several times as much memory while they are merged.
+# Maximum number of distinct ids of one feature, because they take several times as much memory while merged.
 IDS_OF_A_FEATURE = 1 << 21
 LEAST_KEPT = 1 << 18
 _MERGE_ROWS = 1 << 15

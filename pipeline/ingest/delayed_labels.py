@@ -2,7 +2,7 @@
 
 The rows are stored there as they were transformed that day. Their ids are mapped by hash to the rows of today's
 mapping; an id that had no row then has none now. Labels of tasks that cannot happen without a click are missing,
-because their 0 is that of a row without one.
+because the 0 that they had was that of a row without a click.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _same_bounds(one: np.ndarray | None, other: np.ndarray | None) -> bool:
 
 
 def _places(store: Store, dataset: Artifact, events: pl.DataFrame, day: int) -> np.ndarray:
-    # Returns the train rows that have one of the `events` of `day`, because other days may have other rows of a key.
+    # Returns the train rows that have one of the `events` of `day`. Other days may have other rows with the same key.
     places, before = [np.zeros(0, np.int64)], 0
     for block in events_of(store, dataset):
         train = block.filter(pl.col("split") == TRAIN_EVENT).with_row_index("row", before)

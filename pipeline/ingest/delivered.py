@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 def told_apart(data: DataConfig, store: Store, mark: str) -> str:
-    """Return ``mark``, or one of its own for a log that only looks like the one that was first read with that mark.
+    """Return ``mark``, or another one for a log that only looks like the log that was first read with that mark.
 
     ``mark``: fingerprint of the logs that ``data`` names. A log that was not compared before is read.
     """

@@ -94,7 +94,7 @@ def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
 
 
 def _escape(line: str) -> str:
-    # Escapes line breaks and the like, which names of columns may hold, as quotes do.
+    # Escapes line breaks and the like, which names of columns may hold, as they are escaped within quotes.
     if line.isprintable():
         return line
     characters = []

@@ -18,7 +18,7 @@ from pipeline.ingest.sketch import added_up
 
 # Distinct contents in the sample, those with the smallest hashes.
 SAMPLE = 4096
-# Least rows that share a content that repeats; fewer may be one row that was delivered again.
+# Minimum rows that share a content for it to repeat; fewer may be one row that was delivered again.
 OFTEN = 4
 
 

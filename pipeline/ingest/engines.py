@@ -44,7 +44,7 @@ from pipeline.store.artifacts import Draft
 
 # Threads that one reader keeps busy, because a block takes less time to read than to work on.
 _BY_EACH_READER = 3
-# Most columns of all blocks in progress, because each column has counts, and copies, of its own.
+# Maximum number of columns of all blocks in progress, because each column has its own counts and copies.
 _COLUMNS_TOGETHER = 2560
 # mallopt(3): M_TRIM_THRESHOLD and M_MMAP_THRESHOLD with their bytes, M_ARENA_MAX.
 _MALLOC = {-1: 64 << 20, -3: 64 << 20, -8: 1}

@@ -18,7 +18,7 @@ from pipeline.ingest.times import instants, standard
 from pipeline.ingest.values import RejectedRows, absent_in, elements_of, nulls, strings_of
 from pipeline.records.dataset import SequenceProfile
 
-# Most bins of the histogram of lengths.
+# Maximum number of bins of the histogram of lengths.
 _BINS = 50
 # Seconds; older events are in the last bin of ages.
 OLDEST = 16 * 365.25 * 86_400

@@ -41,7 +41,7 @@ _MARK = b"\x1f\x8b\x08"
 _RESERVED_FLAGS = 0xE0
 # Bytes searched at a time.
 _CHUNK = 1 << 22
-# Most members to look at, for each part, that begin where records cannot be told apart.
+# Maximum number of members to try, for each part, that begin where records cannot be told apart.
 _TRIES = 8
 
 
@@ -49,7 +49,7 @@ _TRIES = 8
 class Members:
     """The text of the members in the bytes from ``start`` to ``stop`` (None: the end of the file).
 
-    It is without its first ``skip`` bytes, and with ``over`` bytes of the text that follows.
+    The first ``skip`` bytes of that text are left out, and ``over`` bytes of the text that follows are added.
     """
 
     start: int

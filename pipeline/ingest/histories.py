@@ -58,7 +58,7 @@ class Keeper:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits; a dataset without events has a file without rows."""
+        """Write the waiting events; a dataset without events has a file without rows."""
         if self._waiting and (self._parts == 0 or any(frame.height for frame in self._waiting)):
             events, self._waiting = pl.concat(self._waiting), []
             named = events.rename(_file_columns(self.plan))
@@ -141,7 +141,7 @@ def _read_events(store: Store, dataset: Artifact, plan: HistoryPlan) -> Iterator
 _ELEMENTS = 1 << 21
 # Low bits of a row's place; rows that differ only in these are stored together.
 _PIECE_BITS = 16
-# Most events of histories in memory before they are written.
+# Maximum number of events of histories in memory before they are written.
 _WAITING_EVENTS = 1 << 22
 NO_PLACE = -1
 Sources = Callable[[date | None, DataSpec], Sequence[Source]]

@@ -473,9 +473,10 @@ class Coded:
         return Coded(self.hashes, self.codes[self.by_lookup(keep)], lengths)
 
     def counts(self, keep: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, int]:
-        """Count, in the rows ``keep`` (bool [rows]; None: all), lookups of each hash, and lookups of none.
+        """Count, in the rows ``keep`` (bool [rows]; None: all), the lookups of each hash, and those without an id.
 
-        Also returns each hash's first lookup, which means nothing if those rows do not have the hash. All are int64.
+        Returns these counts with each hash's first lookup between them, which means nothing if the rows do not have
+        the hash. All are int64.
         """
         lookups = None
         if keep is not None:

@@ -39,20 +39,20 @@ from pipeline.ingest.times import standard
 from pipeline.ingest.values import strings_of
 from pipeline.records.dataset import LABEL, RESERVED_ROWS, TRUE_PROBABILITY
 
-# Words that stand for a missing value wherever they are a whole field, and those that do where the rest are numbers.
+# Words that stand for a missing value wherever they are a whole field, and those that do so in a column of numbers.
 MISSING_WORDS = frozenset(("?", "\\N", "NULL", "null", "N/A", "n/a", "#N/A", "NaN", "nan"))
 MISSING_NUMBERS = MISSING_WORDS | {"NA", "None", "none", "-", "."}
-# Share of different values from which on a value is taken to name its row.
+# Minimum share of different values for a value to be taken to name its row.
 ROW_ID_SHARE = 0.98
 # Share of different rows of a log that delivers some again; below it, rows are merely alike.
 MOST_REPEATED = 0.8
-# Skewness from which on a number's logarithm is taken.
+# Skewness above which a number's logarithm is taken.
 SKEWED = 2.0
-# Least rows to conclude anything from how many values differ.
+# Minimum rows to conclude anything from how many values differ.
 LEAST_ROWS = 100
-# NE that exact values gain over bins, from which on a number is also looked up as an id.
+# Minimum NE that exact values must gain over bins for a number to be looked up as an id, too.
 ALSO_AN_ID = 0.001
-# Most values of a whole number, and least rows for each of them, to look it up as an id, too.
+# Maximum number of values of a whole number, and minimum rows for each of them, to look it up as an id, too.
 FEW = 100
 # Periods of a log whose rows have times: what a value says is judged by rows of other periods.
 PERIODS = 10
@@ -125,8 +125,8 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
     Raises:
         DataError: if no column can be the label.
     """
-    # 1. Columns as they are meant: a decimal comma is a point, words that stand for missing values are none, and times
-    #    of an unusual form are written in the usual one.
+    # 1. Columns as they are meant: a decimal comma becomes a point, words that stand for missing values become missing,
+    #    and times of an unusual form are written in the usual one.
     commas = comma_columns(sample.frame, MISSING_NUMBERS)
     sample = replace(sample, frame=sample.frame.with_columns(pl.col(commas).str.replace(",", ".")))
     missing = _missing_words(sample.frame)
@@ -139,7 +139,7 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
             column = SampleColumn(standard(column.text, column.text, form[0]), ())
         columns.append(column)
 
-    # 2. The label, and the time of the rows: of several columns, the one with the most values.
+    # 2. The label, and the time of the rows: of several columns, the one with the most distinct values.
     chosen, others = choose_label(columns, label)
     unchanged = next(column for column in columns if column.name == chosen.name)
     positive, negative = label_classes(chosen)

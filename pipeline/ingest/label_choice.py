@@ -78,7 +78,7 @@ def _likeness(column: SampleColumn) -> int:
 
 
 def happened(column: SampleColumn) -> np.ndarray:
-    """Whether ``column`` says that something happened: a value that is none of missing, 0 and no."""
+    """Whether ``column`` says that something happened: a value other than missing, 0 and no."""
     if column.distinct == 2:
         positive, _ = label_classes(column)
         return (column.text == positive).fill_null(False).to_numpy()
@@ -90,7 +90,7 @@ def happened(column: SampleColumn) -> np.ndarray:
 
 
 def only_among(says: np.ndarray, clicks: np.ndarray) -> bool:
-    """Whether only clicks have what ``says`` (bools [n] both), and some do not, in more rows than by chance."""
+    """Whether ``says`` (bool [n], as ``clicks``) is true only for clicks, not all, and more often than by chance."""
     rate, rows = float(clicks.mean()), int(says.sum())
     return rows < clicks.sum() and rate**rows < BY_CHANCE and bool((clicks | ~says).all())
 

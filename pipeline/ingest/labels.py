@@ -66,7 +66,7 @@ def sums(spec: DataSpec) -> dict[str, pl.Expr]:
         rate = pl.col(NEGATIVE_RATE)
     if spec.row_weight:
         weight = pl.col(ROW_WEIGHT).cast(pl.Float64)
-    # All clicks were kept, so a row with one stands for itself, and a row without one for those left out beside it.
+    # All clicks were kept, so a row with one stands for itself, and a row without one also for those left out.
     clicked = pl.col(LABEL) > 0
     expressions = {
         COUNTS_FOR: pl.when(clicked).then(weight).otherwise(weight / rate.cast(pl.Float64)),

@@ -28,7 +28,7 @@ from pipeline.ingest.values import FLOAT32_MAX, RejectedRows, absent_in, nulls, 
 SMALL = 1024
 # Lookup tables that are kept, one per feature.
 _TABLES = 4096
-# Most rows for which the sum of looked-up squares fits into 63 bits.
+# Maximum number of rows for which the sum of looked-up squares fits into 63 bits.
 _MOST_ROWS = 1 << 20
 LOG_QUANTUM = 1.0 / 65536
 # Sums are in units of 2^-2200, below the square of the smallest float64.

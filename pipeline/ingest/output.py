@@ -24,7 +24,7 @@ from pipeline.store.artifacts import Draft
 
 _MAGIC = b"PAR1"
 _TRUE, _FALSE, _BYTE, _I16, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 4, 7, 8, 9, 10, 12
-# Elements from which on a list's length does not fit its first byte; also the largest step of a field id.
+# Number of elements at which a list's length no longer fits its first byte; also the largest step of a field id.
 _LONG = 15
 # Ids of fields of FileMetaData, RowGroup, ColumnChunk and ColumnMetaData.
 _ROWS, _GROUPS = 3, 4
@@ -209,7 +209,7 @@ def _write(kind: int, value: Any, out: bytearray) -> None:
 
 # Columns that are encoded together.
 _TOGETHER = 10
-# Most bytes of a row group in memory, at a value a column; and its least rows, however wide it is.
+# Maximum bytes of a row group in memory, at one value per column, and its minimum rows, however wide it is.
 _GROUP_BYTES = 32 << 20
 _LEAST_ROWS = 1024
 
@@ -295,7 +295,10 @@ class PartWriter:
 
 
 def plain(frame: pl.DataFrame) -> pa.Table:
-    """Convert to Arrow: large lists become ordinary ones, which every reader knows, columns without nulls required."""
+    """Convert to Arrow: large lists become ordinary ones, which every reader knows.
+
+    Columns that hold no nulls are declared so.
+    """
     table = frame.rechunk().to_arrow()
     fields = []
     for field in table.schema:

@@ -46,7 +46,10 @@ _SMALLEST = 1e-4
 
 
 def distribution(spec: DataSpec, split_counts: SplitCounts) -> dict[str, Any]:
-    """Return what the next day compares: {"label_rate", "features": {name: missing, distinct, bins and shares}}."""
+    """Return the figures that the next day is compared with.
+
+    They are {"label_rate", "features": {name: missing, distinct, bins and shares}}.
+    """
     train = split_counts.train
     features: dict[str, Any] = {}
     for dense in spec.dense:
@@ -194,7 +197,8 @@ def leaks(spec: DataSpec, split_counts: SplitCounts, alone: LabelLeakCounts, lim
 
 
 def _dense_auc(sketch: Sketch, train: Partial) -> float:
-    # Returns the best AUC of scoring by higher or by lower values, in buckets. Missing values are a group of their own.
+    # Returns the best AUC of three scores: higher values, lower values, and the click rate of a value's bucket. Missing
+    # values are a group of their own.
     counts, positives = sketch.rows, sketch.clicks
     missing, missing_clicks = train.rows - sketch.total, train.positives - int(positives.sum())
     areas = []

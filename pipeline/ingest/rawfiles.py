@@ -109,7 +109,7 @@ def root_of(fs: AbstractFileSystem, path: str) -> str:
 
 
 def below(name: str, root: str) -> str:
-    """Return ``name`` as seen from the folder ``root``; its last part if it is not below it."""
+    """Return ``name`` as seen from the folder ``root``; only its last part if it lies elsewhere."""
     inside = root.rstrip("/") + "/" if root.strip("/") else root
     if not name.startswith(inside):
         return name.rpartition("/")[2]

@@ -69,7 +69,7 @@ class RepeatedRows:
 
 
 class Repeats:
-    """Events of rows and clicks; of rows at most ``days`` apart the first stays, a click counts within ``window``."""
+    """Events of rows and clicks. The first of rows at most ``days`` apart stays; a click counts for ``window``."""
 
     def __init__(self, days: int, window: int) -> None:
         self.days, self.window = max(days, window), window

@@ -66,7 +66,7 @@ class TextFormat:
 class LogSample:
     """Some ``rows`` of the log at ``path``, in which {day} stands for a day where its files tell one.
 
-    ``frame``: strings of delimited text, of other formats whatever the files hold. ``total``: rows of the log,
+    ``frame``: strings if it is delimited text, else whatever the files hold. ``total``: rows of the log,
     estimated. ``bad``: lines of the sample that are no rows. ``kind``: its format; ``text``: how that is laid out, None
     unless delimited. ``day``: the last one that a file's name tells. ``partitions``: columns that folders tell.
     ``options``: how a table or stream is reached.
@@ -94,7 +94,7 @@ def read_sample(path: str, options: Mapping[str, str] | None = None) -> LogSampl
 
     Args:
         path: a file, a directory, a glob, or <connector>:<path>.
-        options: of the connector.
+        options: the connector's options.
 
     Raises:
         DataError: if there are no files, no rows, or they are of no known format.
@@ -331,7 +331,7 @@ def text_format(block: bytes) -> TextFormat:
 
 
 def _rows(lines: list[str], separator: str) -> list[list[str]]:
-    # Returns the records of `lines`, which may go over several; plain lines if a stray quote swallows too much.
+    # Returns the records of `lines`, each of one or more; plain lines if a stray quote swallows too much.
     text = io.StringIO("\n".join(lines), newline="")
     try:
         return list(csv.reader(text, delimiter=separator))
@@ -353,7 +353,7 @@ def has_header(rows: list[list[str]]) -> bool:
 
 
 def day_pattern(path: str, names: list[str]) -> tuple[str, str | None]:
-    """Return ``path`` with {day} where it, or what a wildcard of it stands for, is a day; and the last day."""
+    """Return ``path`` with {day} in place of a day, or of a wildcard that stands for days; and the last day."""
     parts = path.rstrip("/").split("/")
     inside = names[-1].split("/")
     if "*" not in path and parts[-1] in inside[:-1]:

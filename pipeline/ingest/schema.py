@@ -161,7 +161,7 @@ class SparseSpec:
 
     @property
     def lists(self) -> bool:
-        """Whether a row may look up several rows of the table: of several ids, or two of one."""
+        """Whether a row may look up several rows of the table: those of several ids, or several of one id."""
         return self.multi or self.mapping.rows_per_id > 1
 
     @property
@@ -225,7 +225,7 @@ class SequenceSpec:
 
     @property
     def sources(self) -> tuple[EventSource, ...]:
-        """All that is read."""
+        """The sources of its columns, and of the times if there are any."""
         sources = list(self.columns.values())
         if self.time is not None:
             sources.append(self.time)

@@ -339,7 +339,7 @@ class Streams(io.RawIOBase):
 
     Raises the error of ``new``'s decompressor if a stream is damaged, EOFError if one is cut off. Python's own readers
     stop at bytes after a stream that do not begin another one. So they silently drop what follows the padding that xz
-    allows between streams, and any stream whose first bytes are damaged.
+    allows between streams, and a stream whose first bytes are damaged with all that follows.
 
     Zero bytes between the streams, and at the end, are padding.
     """

@@ -14,7 +14,7 @@ import polars as pl
 from pipeline.core.errors import FullDiskError, is_full
 
 _PARTITION_BITS = 8
-# Most rows of `KeyPartitions` in memory before they are written.
+# Maximum number of rows of `KeyPartitions` in memory before they are written.
 _WAITING_ROWS = 1 << 21
 
 

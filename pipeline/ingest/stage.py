@@ -138,7 +138,7 @@ def _check_unchanged(data: DataConfig, draft: Draft) -> None:
 
 
 class _IngestRun:
-    """One ingestion: days (or the whole log) one after the other into one dataset, each after the state before it."""
+    """One ingestion: days (or the whole log) one after the other into one dataset, each continuing the state."""
 
     def __init__(
         self,
@@ -272,7 +272,7 @@ class _IngestRun:
             )
 
         # 4. Pass 2: transform the typed rows, which the engine has kept from pass 1, and write them to the files of
-        # their splits.
+        #    their splits.
         meter = _RateReporter(f"{prefix}pass 2 of 2", self.now, sum(split_counts.rows.values()))
         job = TransformJob(self.spec, self.state, split_counts.first_test_day)
         for rows, events in self.engine.write(job, self.writers):

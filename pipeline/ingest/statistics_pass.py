@@ -29,7 +29,7 @@ from pipeline.specs.id_mapping import Counts, IdCounts
 
 
 class Partial:
-    """Counts and moments of one set of typed rows. ``labels``: those of further labels and weights, by name."""
+    """Counts and moments of one set of typed rows. ``labels``: those of further tasks, of weights and of ``sums``."""
 
     def __init__(self, spec: DataSpec) -> None:
         self.spec = spec
@@ -417,7 +417,7 @@ class SplitCounts:
 
 
 def hash_split(hashes: np.ndarray, test_share: float) -> pl.Series:
-    """Return True for the share of rows whose hash falls below ``test_share`` of its range."""
+    """Return a mask: True for the share of rows whose hash falls below ``test_share`` of its range."""
     return pl.Series((hashes >> np.uint64(32)) < np.uint64(round(test_share * 2.0**32)))
 
 

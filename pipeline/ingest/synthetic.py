@@ -253,7 +253,7 @@ def _frame(truth: Truth, chunk: _DrawnRows, label: np.ndarray, probability: np.n
 
 
 def days_after_first(config: SyntheticConfig, day: date) -> int:
-    """Return which day of the changing truth ``day`` is; ConfigError if it precedes ``first_day`` or that is bad."""
+    """Return which day of the changing truth ``day`` is; ConfigError if ``first_day`` is later or no date."""
     try:
         number = (day - date.fromisoformat(config.first_day)).days
     except ValueError:

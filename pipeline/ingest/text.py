@@ -27,7 +27,7 @@ from pipeline.core.units import MIB
 from pipeline.ingest.values import FLOAT32_MAX, Reject, by_halves, is_of_rows, not_read
 
 NEWLINE = 10
-# Most bytes of a record of several lines.
+# Maximum bytes of a record of several lines.
 LONGEST = 1 << 17
 # Bytes that are compared at a time, few enough to stay in the cache.
 _COUNTED = 1 << 18
@@ -115,7 +115,7 @@ _PACKED = (b"\x1f\x8b", b"x\x01", b"x\x5e", b"x\x9c", b"x\xda", b"\x28\xb5\x2f\x
 
 
 def header_line(stream: BinaryIO, file: str) -> bytes:
-    """Read the next line of ``stream``, the names of the columns; DataError if it is endless, so not names."""
+    """Read the next line of ``stream``, the names of the columns; DataError if it is too long to be names."""
     # The limit keeps a file without line ends from being read to its end. One byte more tells a line that is too long.
     line = stream.readline(LONGEST_LINE + 1)
     if len(line) > LONGEST_LINE:

@@ -20,7 +20,7 @@ from pipeline.ingest.schema import DAY, SPLIT_TIME, DataSpec
 from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.times import SECONDS_PER_HOUR, TimeSplit, time_text
 
-# Most times that are told apart: with 16 bytes each, 32 MiB.
+# Maximum number of times that are told apart: with 16 bytes each, 32 MiB.
 MOST_TIMES = 1 << 21
 Sources = Callable[[date | None, DataSpec], Sequence[Source]]
 

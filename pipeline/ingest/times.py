@@ -45,7 +45,7 @@ def skipped_hours(day: date, zone: str | None) -> frozenset[int]:
 
 
 def standard(values: pl.Series, text: pl.Series, form: str | None) -> pl.Series:
-    """Write ``text`` of ``values`` in ``form`` (data.time_format) in a form that needs none; null if not in ``form``.
+    """Rewrite ``text`` of ``values`` from ``form`` (data.time_format) to a form that is read without it; else null.
 
     Numbers, dates and timestamps stay as they are. Times of a form with an offset are in UTC.
     """
@@ -103,7 +103,7 @@ def instants(values: pl.Series, text: pl.Series, zone: str, *, numbers: bool = T
     """Return each value as a point in time, Datetime in ``zone``; null if it has no time of the day.
 
     Numbers (with ``numbers``) count from 1970 in UTC, and a zone or an offset that is written counts. Any other time is
-    in ``zone``: of two such times it is the earlier one, and one that clocks skip is an hour later.
+    in ``zone``: an ambiguous one is the earlier of two, and one that clocks skip is an hour later.
     """
     if not values.dtype.is_temporal():
         return _of_text(text, zone, numbers=numbers).alias(values.name)
@@ -291,7 +291,7 @@ def time_text(seconds: int) -> str:
 
 
 def test_hours_from(test_hours: int) -> int:
-    """Return the hour of the day from which on rows are test rows, if the last ``test_hours`` are."""
+    """Return the first hour of the day whose rows are test rows, if the last ``test_hours`` are."""
     return HOURS_PER_DAY - test_hours
 
 

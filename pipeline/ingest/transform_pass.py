@@ -150,10 +150,10 @@ def with_vocabulary(state: FittedState) -> list[str]:
 
 
 def unseen_ids(rows: pl.DataFrame, state: FittedState, coded: Mapping[str, Coded]) -> list[pl.Series]:
-    """Return for features ``with_vocabulary`` the hashes of ids in transformed ``rows`` that it does not hold, else 0.
+    """Return for each feature ``with_vocabulary`` the hashes of ids that have no row in its table, and 0 for others.
 
-    ``coded``: the ids of the same rows. The gate uses them to score a model that has rows for ids for which this
-    dataset has none.
+    ``rows``: transformed rows; ``coded``: their ids. The gate uses the hashes to score a model that has
+    rows for ids for which this dataset has none.
     """
     columns = []
     for name in with_vocabulary(state):

@@ -10,8 +10,8 @@ An id's heat is how much it is looked up now: its lookups, each of which counts 
 Mapping ``learned`` decides which ids share a row (Learning to Collide, arXiv 2203.15837). Frequent ids have rows of
 their own. A factorisation machine (Rendle 2010) with a few dimensions, trained briefly on some of the train rows, tells
 which of the other ids are alike: a k-d tree over its weights cuts them into as many cells of equal lookups as there are
-rows for them. What it learns about an id that was seen a few times is the chance of its labels, and grouping by that
-would fit the train rows and nothing else. So an id counts only if more than half of its observed effect is its own
+rows for them. What it learns about an id that was seen a few times is mostly chance, and grouping by that would fit
+the train rows and nothing else. So an id counts only if more than half of its observed effect is its own
 (empirical Bayes, Efron and Morris 1975); the others, and those never seen, hash into the rest of the rows. The
 clustering is our own design; the paper gives none.
 """

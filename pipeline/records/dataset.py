@@ -32,7 +32,7 @@ UNSEEN = "unseen"
 # The events of a dataset's rows by ``data.dedupe.key``: events/part-*.parquet, by which rows of later days are told
 # apart. They have nothing to do with the events of sequences.
 EVENTS = "events"
-# The events that later days add to built sequences, histories/<sequence>/part-*.parquet.
+# The events of a dataset's days for the sequences that later days build: histories/<sequence>/part-*.parquet.
 HISTORIES = "histories"
 # What was fitted, for a dataset and for the versions that are trained on it.
 TRANSFORMS = "transforms.json"

@@ -102,7 +102,7 @@ class TablePlan(Record):
 
 # The change mark of a row (``embeddings.touched``), which lies on the device that looks the row up.
 MARK_BYTES = 1
-# Bytes of a row in host memory behind a GPU's cache: its number and kind, its turn to leave and a free place.
+# Bytes that a row in host memory takes beside its values: its number and kind, its turn to leave and a free place.
 HOST_ROW_BYTES = 24
 
 # Reservations that training does not use: memory that is kept free, and the process that was there before.

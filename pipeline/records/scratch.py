@@ -19,9 +19,10 @@ EMPTIED = 4
 IN_MEMORY = KINDS + EMPTIED
 # Segments besides the spare share: those being filled, and those that one more call may fill.
 _MORE = 2 * KINDS + 2
-# Segments are short, since few live rows then remain in them sooner, but have room for some long records.
+# Segments are short, because fewer live rows then remain in them sooner, but have room for some records of any length.
 _SEGMENT, _LEAST_RECORDS = 64 << 10, 16
-# A log has slightly more than twice the records of its rows; a place numbers records and slots with one sign.
+# A log has at most twice as many records as rows, plus a few. A place is the number of a record or, if negative, of a
+# slot, so half of the integer's range numbers records.
 _PLACES, _WIDE = 2.1, 2**31 - 1
 
 

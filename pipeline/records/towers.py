@@ -55,7 +55,7 @@ class TowerModuleSpec(Record):
 
     @property
     def rounds_first(self) -> bool:
-        """Whether a single matrix product reads the embeddings, so that it may get them in bf16."""
+        """Whether a single matrix product reads the embeddings, so that a product in bf16 may get them in bf16."""
         return (self.name == "dlrm" and bool(self.c) != bool(self.p)) or self.name == "low_rank"
 
     def vectors(self, features: int) -> int:

@@ -32,7 +32,7 @@ NONE: Mapping[str, np.ndarray] = MappingProxyType({})
 class DatasetScores:
     """The result of a pass over held-out rows.
 
-    Logits by model, codes of sliced features, and by feature the lookups and how many of them trained rows served.
+    Logits by model, codes of sliced features, and by feature the lookups with an id and how many trained rows served.
     """
 
     logits: dict[str, list[np.ndarray]]
@@ -50,7 +50,7 @@ class DatasetScores:
                 counts[name] = counts.get(name, 0) + count
 
     def coverage(self) -> dict[str, float]:
-        """Return the share of lookups that trained rows serve, by feature; features without lookups are left out."""
+        """Return the share of lookups with an id that trained rows serve, by feature; only of features with such."""
         return {name: self.served[name] / count for name, count in self.lookups.items() if count}
 
 
@@ -179,8 +179,9 @@ def _codes(split: SplitReader, columns: DecodedColumns, name: str) -> np.ndarray
 
 
 def length_codes(columns: DecodedColumns, sequence: SequenceGroup) -> np.ndarray:
-    """Return a code for each row, by which slices are cut: 0 without events, else 1 + log2 of their number, rounded
-    down.
+    """Return a code for each row, by which slices are cut.
+
+    It is 0 without events, else 1 + log2 of their number, rounded down.
     """
     lists = [columns.ragged[column.name] for column in sequence.columns]
     starts, lengths = lists[0].offsets[:-1], np.diff(lists[0].offsets)
@@ -199,7 +200,7 @@ def length_names(sequence: SequenceGroup) -> dict[int, str]:
     return names
 
 
-# Most row groups that a sample comes from, because each is decoded as a whole.
+# Maximum number of row groups that a sample comes from, because each is decoded as a whole.
 MOST_GROUPS = 8
 # Rows and tries of ``serving_cost``; the fastest try counts.
 _COST_ROWS = 4096

@@ -129,7 +129,7 @@ class Ranks:
         return figures
 
     def _start(self, listener: socket.socket, processes: _Processes, others: int) -> None:
-        # The ranks take part once they are ready. After an error, the next blocks raise it.
+        # Each of the other ranks takes part once it is ready. If one fails to start, the next blocks raise its error.
         listener.settimeout(POLL_SECONDS)
         starting: list[_Other] = []
         try:
@@ -203,7 +203,7 @@ def in_blocks(side: Ranks, blocks: Iterator[tuple[Block, int]], effort: Effort) 
 
 
 class _Processes:
-    """The processes behind the others."""
+    """The operating system's processes of the other ranks."""
 
     def __init__(self, server: ForkServer, logs: list[str]) -> None:
         self._server, self._logs, self._lock = server, logs, threading.Lock()

@@ -107,7 +107,7 @@ class Connector(ABC):
 
     @abstractmethod
     def opened(self, data: Any, mark: str) -> Snapshot:
-        """Open the snapshot like ``open``, with the library installed."""
+        """Return the snapshot as ``open`` does, which has found the library installed."""
 
     def require(self) -> None:
         """Import the library; ConfigError if it is not installed."""

@@ -25,7 +25,7 @@ class HashTable:
             self._keys, self._rows = kernels.index(self._keys, self._rows)
 
     def rows_of(self, hashes: np.ndarray) -> np.ndarray:
-        """Return the row of each of ``hashes``, int32; -1 of one that has none."""
+        """Return the row of each of ``hashes``, int32; -1 for one that has none."""
         hashes = np.ascontiguousarray(hashes, np.uint64)
         kernels = load_kernels("rows")
         if kernels is not None and self._indexed:

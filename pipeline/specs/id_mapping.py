@@ -319,7 +319,7 @@ class IdMapping(ABC):
 
     @abstractmethod
     def apply(self, fitted: FittedMapping, hashes: pl.Series) -> tuple[pl.Series, ...]:
-        """Map ``hashes`` (UInt64) to ``rows_per_id`` series of Int32; null for an unknown id, any for a null hash."""
+        """Map ``hashes`` (UInt64) to ``rows_per_id`` series of Int32: null for unknown ids, any row for null hashes."""
 
     def rows(self, fitted: FittedMapping, hashes: pl.Series) -> tuple[pl.Series, ...]:
         """Apply the mapping, with the row of missing values for null hashes and a row for unknown ids."""

@@ -75,7 +75,7 @@ class TableOptimizer(Protocol):
         return SGD, {}
 
     def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
-        """Return the compiled formula that does what ``update`` does in a CPU's memory; None if there is none."""
+        """Return the compiled formula that does what ``update`` does on rows in CPU memory; None if there is none."""
         return None
 
     @abstractmethod
@@ -87,7 +87,7 @@ class TableOptimizer(Protocol):
         """
 
     def fused_on(self, device: str) -> bool:
-        """Return whether a kernel of FBGEMM applies it on ``device``, inside the backward pass."""
+        """Whether a kernel of FBGEMM applies it on ``device``, inside the backward pass."""
         return device in self.devices
 
     def tiers_on(self, device: str, tiers: tuple[str, ...]) -> tuple[str, ...]:

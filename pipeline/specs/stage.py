@@ -52,7 +52,7 @@ class Use:
     named: bool = False
 
     def covers(self, path: str) -> bool:
-        """Return whether the setting at ``path`` is covered. ``*`` in a path stands for an entry of a dictionary."""
+        """Whether the setting at ``path`` is covered. ``*`` in a path stands for an entry of a dictionary."""
         parts = path.split(".")
         for own_path in self.paths:
             pattern = own_path.split(".")

@@ -47,7 +47,10 @@ class RunTracking(ABC):
 
     @abstractmethod
     def records(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Receive all records of ``metrics.jsonl`` so far, by step. The last may vanish when training resumes."""
+        """Receive all records of ``metrics.jsonl`` so far, by step.
+
+        The last ones of an earlier call may be missing, because a resumed training repeats steps.
+        """
 
     @abstractmethod
     def ended(self, result: Result, settings: Mapping[str, Any]) -> None:

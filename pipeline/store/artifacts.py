@@ -31,7 +31,7 @@ from pipeline.store.removal import forget, remove
 
 # Bytes read at a time.
 _BLOCK = 4 << 20
-# Most reads of a manifest that does not parse; two equal reads prove damage.
+# Maximum number of reads of a manifest that does not parse; two equal reads prove damage.
 _READS = 4
 
 

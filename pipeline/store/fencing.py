@@ -44,7 +44,7 @@ def can_pause() -> bool:
 
 @contextmanager
 def pausable() -> Iterator[None]:
-    """Let ``hold`` hold the main thread in this context, which the main thread itself enters. May be nested."""
+    """Let ``hold`` hold the main thread in this context, which only the main thread may enter. May be nested."""
     former = signal.signal(SIGNAL, _wait)
     try:
         yield

@@ -114,7 +114,7 @@ def _open_stream(full: str, url: str, option: str) -> IO[bytes]:
             if error.errno != errno.ENXIO:
                 raise
             raise ConfigError(f"{option} {url} is a socket, expected a file", hint=f"{option} <a file>") from None
-    # An open file is written from its current position. Opened by its name, it would overwrite what it already holds.
+    # An open file is written from its current position. Opened by its name, it would be overwritten from the start.
     standard = {"out": 1, "err": 2}
     number = standard[found["std"]] if found["std"] else int(found["dev"] or found["proc"])
     # A duplicate, so that closing it does not close the process's own standard output.

@@ -37,7 +37,7 @@ from pipeline.store.files import Files
 CHECKS = 6
 # Seconds that a place may not answer when its lease is taken.
 ACQUIRE_SECONDS = 2.0
-# Least seconds to wait for the answer to a renewal.
+# Minimum seconds to wait for the answer to a renewal.
 LEAST_SECONDS = 1.0
 # Seconds that a holder stands still before it gives up.
 OUTAGE_SECONDS = 600.0

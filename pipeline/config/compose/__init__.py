@@ -124,7 +124,7 @@ def compose(arguments: Sequence[str], config_dir: str | None = None, *, night: b
 
 def compose_tree(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str] = ()) -> DictConfig:
     """Return the composed tree (its ``hydra`` node left out) for override ``arguments``; ConfigError as ``compose``."""
-    # Hydra's messages are about structs and packages, so find errors first that can be found without it.
+    # Hydra's messages are about structs and packages, so first look for the errors that can be found without it.
     parsed = checked_overrides(arguments, extra)
     complaints.refuse_sweeps(parsed)
     mended = complaints.mend_additions(parsed)
@@ -183,7 +183,7 @@ def _resolve(tree: DictConfig) -> Config:
         raise complaints.translate(error) from None
     assert isinstance(config, Config)
     config = with_machine(config)
-    # Check rules here that recorded configurations need not obey, because those may be older, and not in ``check``.
+    # These rules are not in ``check``, because recorded configurations, which may be older, need not obey them.
     check(config)
     check_mapping_settings(config.data)
     check_validation_settings(config)

@@ -64,7 +64,7 @@ def _completed(config: Config, figures: Mapping[str, Any]) -> Config:
 
 
 def _left_open(hardware: HardwareConfig) -> list[str]:
-    # List the settings that are auto, no ranks or ``.nan``.
+    # List the settings that are left open: device auto, 0 ranks, or ``.nan``.
     names = []
     for name, value in vars(hardware).items():
         if isinstance(value, float):

@@ -106,7 +106,7 @@ class _OptionsReadOnce(ConfigLoaderImpl):
         config_name: str | None = None,
         overrides: list[str] | None = None,
     ) -> list[str]:
-        """Return the options or groups in ``group_name``, whatever a configuration adds to the search path."""
+        """Return the options or groups in ``group_name``, whatever configurations or overrides add to the path."""
         return self._opened.get_group_options(group_name, results_filter)
 
 
@@ -131,7 +131,7 @@ def show(arguments: Sequence[str], options: argparse.Namespace) -> int:
                 with contextlib.redirect_stdout(io.StringIO()) as shown:
                     hydra.app_help(ROOT, get_args_parser(), given)
                 text = shown.getvalue()
-                # Hydra writes the help's first line for ``nightjar run``.
+                # The first line of the help, from conf/config.yaml, is about ``nightjar run``.
                 if options.stage is not None:
                     title = f"nightjar {options.stage} [overrides]: {STAGES.get(options.stage).help}."
                     text = re.sub(r"nightjar run \[overrides\]: .*", title, text, count=1)

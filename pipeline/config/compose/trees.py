@@ -46,7 +46,7 @@ def compose_cached(
 ) -> DictConfig:
     """Compose ``extra`` and ``parsed`` like ``compose_lines``, but fast if only values differ from an earlier call.
 
-    ``groups``: the groups of the YAML files in the directories ``places``, which are all that can be composed.
+    ``groups``: those of the YAML files in the directories ``places``, which must be all that there is to compose from.
     """
     values, lines = [], list(extra)
     for override in parsed:

@@ -113,7 +113,7 @@ def _check_fields(spec: DataSpec, column: str, kind: pa.DataType, label: str) ->
 # Row groups: from, to (None: all that follow).
 Part = tuple[int, int | None]
 WHOLE: Part = (0, None)
-# Least rows of a block, even if they are wider than a block's bytes allow.
+# Minimum rows of a block, even if they are wider than a block's bytes allow.
 LEAST_ROWS = 1024
 
 
@@ -224,7 +224,7 @@ class Orc(Columnar):
         return int(orc.ORCFile(stream).nrows)
 
 
-# Columns from which on a row group is decoded a few at a time.
+# Minimum number of columns of a row group that is decoded a few columns at a time.
 MANY = 128
 # Uncompressed bytes of the columns that are decoded together, at most.
 _TOGETHER = 8 << 20

@@ -88,7 +88,10 @@ class Delimited(FileFormat):
         return counted
 
     def first_cut(self, text: bytes, file: LogFile) -> int | None:
-        """Find a line's end; in a log with quotes None if a line behind it has an odd quote, as a record's last may."""
+        """Find a line's end; in a log with quotes None if a line after it has an odd number of quotes.
+
+        Such a line may be the last one of a record of several lines.
+        """
         end, quote = super().first_cut(text, file), self.quote(file.data)
         if end is None or quote is None:
             return end

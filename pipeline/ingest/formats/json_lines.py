@@ -22,7 +22,7 @@ from pipeline.ingest.values import Reject, by_halves, elements_of, is_of_rows, n
 
 # A first block of fewer lines does not show that a name is wrong, because all of its rows may lack the key.
 TELLING_LINES = 1000
-# Share of the lines with values of the usual kinds from which on the other lines count as broken.
+# Minimum share of lines with values of the usual kinds for the other lines to count as broken.
 USUAL = 0.995
 _BOOLEANS = ("true", "false")
 _NO_OBJECT = "no JSON object"
