@@ -195,8 +195,8 @@ def sweep(store: Store, going: list[Removal]) -> None:
 def clear(store: Store, directory: str, pinned: Mapping[str, str]) -> list[str]:
     """Remove the checkpoints of ``directory``, each manifest before its files; returns the names that stay.
 
-    What ``pinned`` ({path: what names it}) holds stays, with all that it rests on and what was set aside. Raises
-    ArtifactError if the store refuses.
+    What ``pinned`` ({path: what names it}) holds stays, with all that it rests on, and so does what was set aside.
+    Raises ArtifactError if the store refuses.
     """
     names = [name for name in store.names(directory) if NAME.fullmatch(name)]
     entries = {entry.name: entry for entry in map(entry_of, committed(store, directory))}

@@ -159,7 +159,7 @@ def load_optimizer(
         group = dict(current)
         for key, value in former.items():
             # JSON has neither tuples nor tensors: values get the types that the run's optimizer has. The learning rate
-            # among them counts for nothing, since ``Optimizers.set_step`` sets it before each step.
+            # among them has no effect, since ``Optimizers.set_step`` sets it before each step.
             own = current.get(key)
             if isinstance(own, tuple):
                 value = tuple(value)

@@ -24,8 +24,8 @@ from pipeline.planning.cost import OVERLAPPED, serial_ms, step_ms
 from pipeline.planning.hardware import Capacity
 from pipeline.records.plan import PHASES
 
-# A step takes the sum of its phases or the overlapping work, whichever is longer. The assignment minimises (1 - w) x
-# sum + w x overlapping work, a lower bound of the step for every w; usually the overlapping work is shorter.
+# A step takes the sum of its phases or the overlapping work, whichever is longer. The assignment minimises
+# (1 - w) x sum + w x overlapping work, a lower bound of the step for every w; usually the overlapping work is shorter.
 OVERLAPPED_WEIGHTS = (1e-5, 0.5, 0.99)
 # A plan should be this much better than TorchRec's by TorchRec's own model where possible, since both models may err.
 STOCK_GAIN = 1.03
@@ -314,12 +314,12 @@ def _propose(options: Mapping[str, list[Offer]], budget: int) -> Iterator[Propos
 
 
 def _descend(options: Mapping[str, list[Offer]]) -> Iterator[Proposal]:
-    """Yield every table's first option, then again and again move on the table that takes the most memory."""
+    """Yield every table's first option, then again and again advance the table that takes the most memory."""
     indices = dict.fromkeys(options, 0)
     while True:
         proposal = {name: options[name][index] for name, index in indices.items()}
         yield proposal
-        # Compare by HBM of the largest shard, all HBM, then DDR; of equal tables the first counts.
+        # Compare by HBM of the largest shard, then all HBM, then DDR likewise; of equal tables the first counts.
         fullest, most = None, (-1, -1, -1, -1)
         for name, offer in proposal.items():
             if indices[name] + 1 < len(options[name]):

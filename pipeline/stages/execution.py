@@ -135,7 +135,7 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
 
 @contextlib.contextmanager
 def first_step_in_time(minutes: float | None, fail: Callable[[LaunchError], None]) -> Iterator[Callable[[str], None]]:
-    """Call ``fail`` inside if training has taken no step after ``minutes`` (None: there is no limit).
+    """While the context is open, call ``fail`` if training has taken no step after ``minutes`` (None: no limit).
 
     Yields the hook that is told of named points (``checkpoint.FaultPoint``).
     """

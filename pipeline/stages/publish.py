@@ -37,8 +37,8 @@ class Publish(Stage):
     by_default = False
     needs_rows = True
     distributed = True
-    # Revision 1: the version in service is judged on what it would see, or the model is held. Earlier verdicts must not
-    # be reused for this.
+    # Since revision 1, the version in service is judged on what it would see, or the model is held. Earlier verdicts
+    # must not pass for such ones.
     revision = 1
     settings = (
         use("gate", "*"),

@@ -72,7 +72,7 @@ class TowerEmbeddings(nn.Module):
     are: if a tower outputs one per feature, they are in the order of ``widths`` (those of all features' embeddings), as
     in the flat model. ``width`` is that of the model; a tower projects its features' embeddings to it. ``dtype`` is
     what the modules compute in (None: float32). ``penalty`` is the factor of the L2 penalty on embeddings. ``events``
-    has sequences, each of which becomes one more vector of the tower that has its tables. ``widths`` has them after the
+    has sequences, each of which becomes one more vector of the tower that has its tables. In ``widths`` they follow the
     features.
     """
 

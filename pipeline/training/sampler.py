@@ -226,7 +226,7 @@ def keep_groups(order: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 
 def decoded_share(train: TrainConfig, world_size: int, groups: int) -> float:
-    """Return the share of the rows in ``groups`` row groups that the rank of ``world_size`` with the most decodes.
+    """Return the share of the rows in ``groups`` row groups that the busiest of ``world_size`` ranks decodes.
 
     Predictions and dry runs use it. A rank decodes each lane that it takes rows of as a whole (``BatchSampler``). Row
     groups across the border of two lanes, which are decoded for both, are not counted twice.
