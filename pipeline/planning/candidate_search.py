@@ -91,7 +91,7 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class BestPlacement:
-    """The chosen placement, its distance from the best as a share, and a remark where no bound is known."""
+    """The chosen placement, how far it may be from the best as a share, and a remark where no bound is known."""
 
     placement: Placement
     gap: float

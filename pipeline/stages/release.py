@@ -94,7 +94,7 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
     if record.warnings:
         gate["warnings"] = [*record.warnings]
     if record.power and record.power.instead:
-        # Not the limit that was set: the one to set instead, which ``Publish.accept`` proposes.
+        # This is not the limit that was set, but the one to set instead, which ``Publish.accept`` proposes.
         gate["max_ne_increase"] = record.power.instead
     gate |= {"version": record.version, "incumbent": record.incumbent_version}
     summary: dict[str, Any] = {"gate": gate}

@@ -373,7 +373,7 @@ def use_tf32(precision: str, device: torch.device) -> None:
 def build(settings: ModelSettings, schema: DatasetSchema, device: torch.device, *, trained: bool) -> ClickModel:
     """Build the unsharded flat model, its tables on the meta device.
 
-    ``trained``: it will take steps, not that it has; then it is compiled where ``train.compile`` says so.
+    ``trained``: whether it will take steps; if so, it is compiled where ``train.compile`` says so.
     """
     meta = torch.device("meta")
     dim = settings.model.embedding_dim

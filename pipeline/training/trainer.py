@@ -186,7 +186,7 @@ class Trainer:
         config = settings.train
 
         # 1. Find the rows, and the number of steps that they make. ``train.global_batch=auto`` is a number by now
-        #    (``stages/execution.py``).
+        # (``stages/execution.py``).
         self.split = SplitReader(store, dataset, "train", teacher)
         self.total = planned_steps(config, self.split.rows)
         order = Order(
