@@ -1,8 +1,9 @@
 """Removes checkpoints outside retention and the remains of killed writers. Whatever is named stays.
 
-A checkpoint stays for one of four reasons: ``keep_last`` or ``keep_every`` asks for it; it is *pinned*, because a
+A checkpoint stays for one of five reasons: ``keep_last`` or ``keep_every`` asks for it; it is *pinned*, because a
 manifest names it; it is *held*, because its own training may need it (the best weights, or the snapshots of an
-ensemble, which ``training/checkpoints.py`` calls *retained*); or another one that stays rests on it.
+ensemble, which ``training/checkpoints.py`` calls *retained*); another one that stays rests on it; or the next delta
+may rest on it.
 
 A manifest that names a checkpoint's path anywhere in its inputs or summary pins it: manifests of published models, and
 those of finished trainings (their ``final``). ``nightjar ckpt gc`` calls ``collect`` and ``sweep``; a training calls

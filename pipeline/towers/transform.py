@@ -207,8 +207,8 @@ class TowerEmbeddings(nn.Module):
         Args:
             ids: The ids of this rank's samples.
             received: The ids that ``send`` brought, if it was called ahead.
-            weights: [b], the samples' weights as in ``Batch``, for the shares of an L2 penalty. None: it is not
-                trained.
+            weights: [b], the samples' weights as in ``Batch``, for the shares of an L2 penalty; None outside of
+                training.
             lookups: As in ``send``, as are ``events``.
             events: The sample of each event.
         """

@@ -210,7 +210,7 @@ def score(
 
 
 def score_published(executor: StepExecutor, split: SplitReader, order: Order) -> np.ndarray | None:
-    """Compute the logits of the rows of ``split`` as the model in training would be published (``score``). Collective.
+    """Score ``split`` with the model in training, as it would be published; returns as ``score``. Collective.
 
     Training continues as if nothing had been scored. Its pipeline must be empty: see ``StepExecutor.must_drain``.
     """

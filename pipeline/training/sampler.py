@@ -39,7 +39,7 @@ class Order:
     """The settings that fix the sequence of global batches, and this rank's share of it.
 
     ``key`` is ``shuffle_key`` of the dataset, or what a training that an earlier release began has in its place.
-    ``lanes``: the most lanes; a dataset needs row groups for that many. Without ``shuffle`` a lane has its rows in
+    ``lanes``: the most lanes; a dataset with too few row groups gets fewer. Without ``shuffle`` a lane has its rows in
     their order. ``group_by`` is the feature whose ids keep rows together when a window is shuffled; None: rows are
     shuffled one by one. ``world_size`` is the number of ranks with a share, which come first; ``without`` is the number
     of ranks behind them that have none, on embedding hosts.

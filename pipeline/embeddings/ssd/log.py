@@ -74,7 +74,8 @@ def place_type(rows: int) -> type[np.signedinteger[Any]]:
 class RowLog:
     """Records of up to ``rows`` rows in a scratch file; places are record numbers. Use it from one thread.
 
-    ``values`` counts weights and states of a row; ``spare`` is the share of free records. ``written`` counts bytes.
+    ``values`` counts weights and states of a row; ``spare`` is the share of records that stays free. ``written`` counts
+    bytes.
 
     Raises GuardError if the disk of ``directory`` has no room or fails; ``what`` names the rows in messages.
     ``emptied`` counts the segments emptied to make room since the last ``clear``, ``added`` the rows that left memory
