@@ -181,7 +181,7 @@ def covered_init(config: Config, store: Store, dataset: str) -> dict[str, Any]:
 
 
 def recorded_init(config: Config, store: Store) -> tuple[Config, tuple[str, int]] | tuple[None, None]:
-    """Return what this run recorded when it began from the checkpoint of the same name; Nones if it did not.
+    """Return what this run recorded when it began from the checkpoint of the same name; two None if it did not.
 
     A run that continues must not begin anew because the other run has newer checkpoints by now.
 

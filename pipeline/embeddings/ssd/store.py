@@ -137,8 +137,8 @@ class SsdStore:
             if isinstance(shard, CachedShard):
                 slots[shard.name] = shard.count
         if self.cached:
-            # An empty dict would mean a kernel without slots, but a rank without rows of its tables has such a kernel,
-            # too.
+            # An empty dict would mean a kernel without slots, but a rank without rows of its tables needs a kernel with
+            # slots, too.
             return KernelBuffers(slots or {"": 0})
         buffers = {"weights": sparse_memory(rows * dim)}
         for i, column in enumerate(states, 1):
