@@ -220,7 +220,7 @@ def _check_optimizer(plan: Plan, rules: TableRules) -> None:
 def any_width(device: torch.device) -> Iterator[None]:
     """Allow kernels of ``device`` for tables of any width inside, if it is a CPU.
 
-    TorchRec and FBGEMM refuse widths that CUDA kernels cannot move on every device, although CPU kernels accept all
+    On every device, TorchRec and FBGEMM refuse widths that CUDA kernels cannot move, although CPU kernels accept all
     widths. On a GPU ``config.checks`` refuses such a width before anything starts.
     """
     if device.type != "cpu":

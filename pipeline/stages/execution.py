@@ -82,7 +82,7 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
     Args:
         config_url: ``<store>/runs/<run>/config.yaml``.
         launcher: The id of the process to end with; 0 for none.
-        make_io: Returns what is told about the stage on this rank; it sets up where the rank logs.
+        make_io: Makes the ``StageIO`` of the configuration, store and rank, and sets up where the rank logs.
 
     Returns:
         The exit code.

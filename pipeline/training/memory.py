@@ -99,8 +99,8 @@ class MemoryBudget(Callback):
 
     Every interval it adds up the PSS of a host's ranks, which counts memory that ranks share once. It warns when the
     limit is nearly used up, then ends the run. A memory cgroup (``launch/memory_cgroup.py``) enforces the limit between
-    intervals where the machine allows one. This check names the setting that is too small in time, and it is the only
-    one where no cgroup can be made.
+    intervals where the machine allows one. This check says in time which setting is too small, and it is the only one
+    where no cgroup can be made.
 
     ``wanted`` is ``launch.limit_memory``; auto limits plans with tables on SSD. ``measure`` returns this rank's bytes.
     """
