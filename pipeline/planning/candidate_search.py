@@ -160,8 +160,8 @@ def find_feasible(space: PlacementSpace) -> Placement | None:
 def find_best(space: PlacementSpace, default: Placement | None) -> BestPlacement | None:
     """Find the placement to use, None if nothing fits; ``default`` is what TorchRec's planner finds by default.
 
-    It is the fastest in our model among those that TorchRec's model rates better than ``default`` by STOCK_GAIN. If none
-    of these is as fast as ``default``, it is the fastest among those that TorchRec's model rates no worse.
+    It is the fastest in our model among those that TorchRec's model rates better than ``default`` by STOCK_GAIN. If
+    none of these is as fast as ``default``, it is the fastest among those that TorchRec's model rates no worse.
     """
     # 1. Find the fastest in our model, whatever its rating in TorchRec's.
     rated = _search_ours(space, math.inf)
