@@ -5,8 +5,8 @@ The training loop uses this module only. A guided walk through the chain of chec
 1. Lookups in training mode mark the rows that they touch (``embeddings/touched.py``).
 2. ``Checkpointer.save`` decides between baseline and delta, and copies rows (``row_copies``) while training waits.
 3. ``async_save`` runs the write behind training; ``save`` writes the files and commits them. ``codings`` says in how
-   many bits: by default few, so that a training resumed from one on the way goes on from rounded rows. Those that
-   training goes back to or publishes are exact, and the last one is as ``checkpoint.final_quantise`` says.
+   many bits: by default few, so a training that is resumed from such a checkpoint continues from rounded rows.
+   Checkpoints that training goes back to or publishes are exact, and ``checkpoint.final_quantise`` codes the last one.
 4. ``compact`` turns a long chain into a baseline, and ``retention`` removes what is not needed any more.
 5. ``Checkpointer.resume`` goes the other way: ``reader`` applies a chain, baseline first (restore).
 

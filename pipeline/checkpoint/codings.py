@@ -17,7 +17,7 @@ from pipeline.specs.optimizers import TableOptimizer
 _SAMPLE_ROWS = 4096
 # Bits of rows for ``mixed`` by their heat, in multiples of the least heat that gets 3 bits, which is chosen so that
 # trained rows have ``_MEAN_BITS`` on average. An error of a row costs in proportion to its lookups, and one more bit
-# divides the squared error by four: a bit more for every four times the heat makes the rows' costs alike (water
+# divides the squared error by four, so one bit more for every four times the heat makes the rows' costs equal (water
 # filling). Codes of 5 and 7 bits were tried and save nothing.
 _MIXED = ((0.0, 2), (1.0, 3), (4.0, 4), (16.0, 6), (256.0, 8))
 _MEAN_BITS = 2.75

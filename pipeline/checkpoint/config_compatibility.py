@@ -174,7 +174,7 @@ def _drop_defaults(config: dict[str, Any]) -> dict[str, Any]:
     if tables:
         model["tables"] = tables
 
-    # Older checkpoints do not record the model's quiet settings.
+    # Older checkpoints do not record the model's quiet settings, so those at their defaults are dropped.
     if model.get("name") in MODELS.names():
         for option in fields(MODELS.get(model["name"]).config):
             if setting_of(option).quiet:

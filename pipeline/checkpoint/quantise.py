@@ -91,7 +91,7 @@ def encode(rows: Tensor, coding: Coding) -> EncodedRows:
     if not codes.numel():
         return EncodedRows(codes, low, span, 1.0, coding.bits, columns)
 
-    # 1. Find the unit of all rows: the power of two above the largest magnitude, since scaling by it is exact.
+    # 1. Find the unit of all rows: the largest magnitude, rounded up to a power of two, since scaling by it is exact.
     kernels = load_kernels("rowcodes")
     if kernels is not None and (rows.dtype != torch.float32 or rows.stride(1) != 1):
         kernels = None

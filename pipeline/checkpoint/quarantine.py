@@ -120,7 +120,7 @@ def spared(store: Store, directory: str) -> set[str]:
 
 
 def make_room(store: Store, path: str) -> None:
-    """Before a write to ``path``, move files there that belong to a checkpoint set aside to its own folder."""
+    """Clear ``path`` before a write: move the files of a checkpoint that was set aside from there to its folder."""
     # On a disk they were moved when it was set aside.
     if store.is_local:
         return

@@ -1,8 +1,9 @@
 """Removes checkpoints outside retention and the remains of killed writers. Whatever is named stays.
 
-A checkpoint stays for one of four reasons: ``keep_last`` or ``keep_every`` asks for it; it is *pinned*, because a
+A checkpoint stays for one of five reasons: ``keep_last`` or ``keep_every`` asks for it; it is *pinned*, because a
 manifest names it; it is *held*, because its own training may need it (the best weights, or the snapshots of an
-ensemble, which ``training/checkpoints.py`` calls *retained*); or another one that stays rests on it.
+ensemble, which ``training/checkpoints.py`` calls *retained*); another one that stays rests on it; or the next delta
+may rest on it.
 
 A manifest that names a checkpoint's path anywhere in its inputs or summary pins it: manifests of published models, and
 those of finished trainings (their ``final``). ``nightjar ckpt gc`` calls ``collect`` and ``sweep``; a training calls
@@ -195,8 +196,8 @@ def sweep(store: Store, going: list[Removal]) -> None:
 def clear(store: Store, directory: str, pinned: Mapping[str, str]) -> list[str]:
     """Remove the checkpoints of ``directory``, each manifest before its files; returns the names that stay.
 
-    What ``pinned`` ({path: what names it}) holds stays, with all that it rests on and what was set aside. Raises
-    ArtifactError if the store refuses.
+    What ``pinned`` ({path: what names it}) holds stays, with all that it rests on, and so does what was set aside.
+    Raises ArtifactError if the store refuses.
     """
     names = [name for name in store.names(directory) if NAME.fullmatch(name)]
     entries = {entry.name: entry for entry in map(entry_of, committed(store, directory))}

@@ -29,8 +29,8 @@ class TrainState:
     no record of a configuration tells (the order of rows is ``lanes`` and ``shuffle_key``); ``validation``: looks at
     validation rows, {} without any; ``rng``: every rank's ``torch.get_rng_state()``, uint8 [world size, bytes], None
     where it does not matter; ``compiled``: whether ``train.compile=auto`` compiles the dense part, None before it is
-    decided; ``lanes``: those that the rows come in, one where a checkpoint does not say so; ``shuffle_key``: what their
-    order follows besides the seed, "" where it is the key of the dataset, as in checkpoints of earlier releases.
+    decided; ``lanes``: the number of lanes of the rows, 1 if a checkpoint does not record it; ``shuffle_key``: the key
+    of their order besides the seed, "" for the dataset's own key, as in checkpoints of earlier releases.
     """
 
     step: int = 0
@@ -159,7 +159,7 @@ def load_optimizer(
         group = dict(current)
         for key, value in former.items():
             # JSON has neither tuples nor tensors: values get the types that the run's optimizer has. The learning rate
-            # among them counts for nothing, since ``Optimizers.set_step`` sets it before each step.
+            # among them has no effect, since ``Optimizers.set_step`` sets it before each step.
             own = current.get(key)
             if isinstance(own, tuple):
                 value = tuple(value)

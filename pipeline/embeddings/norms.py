@@ -53,8 +53,8 @@ def histograms(tables: Mapping[str, TableSpec], squares: Tensor) -> dict[str, di
         squares: The sum of ``squared_norms`` over all ranks.
 
     Returns:
-        The sample's ``rows``, ``smallest``, ``mean`` and ``largest`` norm, the ``mean_square``, and ``counts`` by bin,
-        the first of which is bin ``low``, by table.
+        For each table, the sample's ``rows``, ``smallest``, ``mean`` and ``largest`` norm, the ``mean_square``, and
+        ``counts`` by bin, the first of which is bin ``low``.
     """
     by_table = {}
     parts = squares.cpu().split([len(sampled(table)) for table in tables.values()])

@@ -31,8 +31,8 @@ class LocalShard:
     """Rows [row, row + rows) and columns [column, column + columns) of ``table`` on this rank.
 
     ``weight`` [rows, columns] and ``state``, by name [rows] or [rows, columns], are float32 views of the live storage.
-    ``owner`` is true on only one of the ranks that hold a data-parallel replica. ``Places`` are row numbers relative to
-    the shard.
+    Of the ranks that hold a data-parallel replica, ``owner`` is true on only one; other shards are always owned.
+    ``Places`` are row numbers relative to the shard.
     """
 
     table: str

@@ -220,7 +220,7 @@ def _check_optimizer(plan: Plan, rules: TableRules) -> None:
 def any_width(device: torch.device) -> Iterator[None]:
     """Allow kernels of ``device`` for tables of any width inside, if it is a CPU.
 
-    TorchRec and FBGEMM refuse widths that CUDA kernels cannot move on every device, although CPU kernels accept all
+    On every device, TorchRec and FBGEMM refuse widths that CUDA kernels cannot move, although CPU kernels accept all
     widths. On a GPU ``config.checks`` refuses such a width before anything starts.
     """
     if device.type != "cpu":
@@ -287,7 +287,8 @@ def shard_model(
     rules = as_rules(optimizer)
     _check_optimizer(plan, rules)
 
-    # 2. Give the tables what TorchRec builds their kernels from: optimizers, groups, memory. One rank has all CPUs.
+    # 2. Give the tables what TorchRec builds their kernels from: optimizers, groups of tables, memory. A rank that has
+    # all tables also has the CPU's threads to itself.
     single = plan.world_size == 1 or (among is not None and not trained)
     threaded = single and device.type == "cpu" and row_store is None and rules.all_fused(plan.device)
     weighted: set[str] = set()
@@ -314,10 +315,9 @@ def shard_model(
         )
 
     # 4. Put our own lookups and optimizers into the kernels. Data-parallel tables learn in `ReplicaOptimizer.step`, all
-    # others in the backward pass: by FBGEMM, on a CPU by `compile_tables`, and where neither can by `RowOptimizer`. The
-    # order matters, since each wraps what the previous ones left. Callers continue: `bypass_exchange` and
-    # `ThreadedLookup` replace the collection's forward, `TouchedRows` marks row numbers before they become slots, and
-    # `clip_table_gradients` bounds gradients before rows learn from them.
+    # others in the backward pass: by FBGEMM, on a CPU by `compile_tables`, else by `RowOptimizer`. The order matters:
+    # each wraps what the previous ones left. Callers add `bypass_exchange` and `ThreadedLookup` (the collection's
+    # forward), `TouchedRows` (row numbers before they become slots) and `clip_table_gradients` (before rows learn).
     compile_tables(dmp, rules, plan.device, weighted)
     if not rules.all_fused(plan.device):
         learn_by_rows(dmp, rules, plan.device, on_disk)
@@ -401,7 +401,7 @@ class _GroupSharder(EmbeddingBagCollectionSharder):
 
 
 def whole_tables_pay(plan: Plan, hardware: HardwareConfig, rows: int) -> bool:
-    """Return whether each rank should have all tables where it only scores, ``rows`` rows of its own.
+    """Return whether each rank should have all tables to score ``rows`` rows of its own, without training.
 
     The tables must fit into the host memory of a rank beside what the plan reserves, and have fewer values than are
     looked up. This is for CPUs only: tables on SSD, GPUs and embedding hosts stay as planned.

@@ -118,7 +118,7 @@ class _LocalForward:
 
 
 class ThreadedLookup(nn.Module):
-    """forward(features) -> pooled embeddings [B, sum of widths] of ``kernels``, which run in parallel on threads.
+    """forward(features) -> pooled embeddings [B, sum of widths] of ``kernels``, which run at once, a thread each.
 
     ``splits`` has the number of features of each kernel.
     """

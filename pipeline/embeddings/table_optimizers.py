@@ -3,9 +3,9 @@
 The formula of a table's optimizer is applied in one of four places, which ``sharding.shard_model`` chooses by kernel:
 
 - By FBGEMM's kernel (``fused``), on the ``devices`` where it has one.
-- In the place of such a kernel on a CPU by the compiled kernels ``steps``, which look up as well: ``compiled`` names
-  their method (``compiled_tables.CompiledTables``).
-- Where FBGEMM has no kernel, behind its lookup (``table_training.RowOptimizer``): on a CPU by the compiled kernels
+- On a CPU, instead of such a kernel, by the compiled kernels ``steps``, which look up as well: ``compiled`` names their
+  method (``compiled_tables.CompiledTables``).
+- Where FBGEMM has no kernel, after its lookup (``table_training.RowOptimizer``): on a CPU by the compiled kernels
   ``rowsteps``, whose formula is ``compiled_step``, otherwise by ``update``, which gets the rows that a batch touched.
 - In data-parallel tables by ``update``, after the backward pass (``table_training.ReplicaOptimizer``).
 """

@@ -5,7 +5,7 @@ Most tables are too large for a gradient of their size. A table learns in one of
 - A *fused* kernel of FBGEMM gets the gradient of the embeddings that it returned and, still in the backward pass,
   applies the optimizer to the rows that were looked up (``fuse_optimizer``). On a CPU ``compiled_tables.py`` may take
   its place.
-- Where FBGEMM has no kernel of the optimizer, ``RowOptimizer`` does the same behind a kernel that only looks up.
+- Where FBGEMM has no kernel of the optimizer, ``RowOptimizer`` does the same after a kernel that only looks up.
 - A *data-parallel* table is an ordinary parameter, whole on every rank (a *replica*), with a dense gradient that DDP
   averages. ``ReplicaOptimizer`` applies it after the backward pass.
 """
@@ -46,7 +46,7 @@ def fuse_optimizer(collection: EmbeddingBagCollection, rules: TableRules, device
         by_kind.setdefault(rules.kind(name), []).append(name)
     for kind, names in by_kind.items():
         optimizer = rules.of(names[0])
-        # TorchRec wants a class in any case. Of a kernel that only looks up, FBGEMM's backward pass never runs.
+        # TorchRec requires a class in any case. FBGEMM's backward pass never runs for a kernel that only looks up.
         optimizer_class: type[torch.optim.Optimizer] = torch.optim.SGD
         settings: dict[str, Any] = {}
         if optimizer.fused_on(device):
@@ -90,8 +90,8 @@ class ReplicaOptimizer(torch.optim.Optimizer):
 
     Data-parallel tables are ordinary parameters to TorchRec: their gradient is dense and averaged over the ranks, so
     ``step`` costs O(rows * dim) and must be called after each backward pass. The kernel keeps the state, where
-    ``kernel_states`` finds it; ``state_dict`` has none. ``steps`` is the number of steps taken; ``factor`` is that of
-    the schedule, by which learning rates are multiplied.
+    ``kernel_states`` finds it; ``state_dict`` has none. ``steps`` is the number of steps taken; ``factor`` is the
+    schedule's, by which learning rates are multiplied.
     """
 
     def __init__(self, kernels: Sequence[Kernel], rules: TableRules) -> None:
@@ -188,7 +188,7 @@ def anchors(dmp: DistributedModelParallel) -> list[Tensor]:
 
 @contextmanager
 def keeping_steps(dmp: DistributedModelParallel) -> Iterator[None]:
-    """Keep lookups inside from counting steps and from locking rows of a cache."""
+    """Keep lookups inside the context from counting steps and from locking rows of a cache."""
     # FBGEMM's kernels count forward passes, by which some optimizers correct a bias. They also lock the rows of a
     # cache, which with ``train.pipeline=prefetch`` only a backward pass would unlock.
     before = []
@@ -226,7 +226,7 @@ def set_sparse_lr(dmp: DistributedModelParallel, lr: float, factor: float = 1.0)
             kernel.module.set_learning_rate(table_lr)
     replicas = replica_optimizer(dmp)
     if replicas is not None:
-        # Apart, unlike above: its tables have rates of their own in one parameter group, and its ``step`` multiplies.
+        # Its tables share one parameter group but may have their own rates, so its ``step`` multiplies by the factor.
         replicas.param_groups[0]["lr"], replicas.factor = lr, factor
 
 

@@ -128,7 +128,7 @@ class WideDeepConfig(RankerConfig):
     )
 
     def check(self, path: str) -> None:
-        """Check, besides, that something of an embedding is left for the MLP."""
+        """Also check that something of an embedding is left for the MLP."""
         super().check(path)
         if self.wide >= self.embedding_dim:
             raise ConfigError(
@@ -157,7 +157,7 @@ class FinalMlpConfig(RankerConfig):
     heads: int = setting(4, low=1, doc="Number of heads that vectors are cut into, each with products of its own.")
 
     def check(self, path: str) -> None:
-        """Check, besides, that the heads divide both streams' last widths."""
+        """Also check that the heads divide both streams' last widths."""
         super().check(path)
         for name, widths in (("top_mlp", self.top_mlp), ("second_mlp", self.second_mlp)):
             if not widths:
@@ -206,7 +206,7 @@ class DhenConfig(VectorRankerConfig):
     channels: int = setting(8, low=1, doc="Channels of the convolution.")
 
     def check(self, path: str) -> None:
-        """Check, besides, that there is a module."""
+        """Also check that there is a module."""
         super().check(path)
         if not self.modules:
             raise ConfigError(f"{path}.modules is [], expected a module at least", hint=f"{path}.modules=[dot,cross]")

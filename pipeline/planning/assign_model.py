@@ -165,7 +165,7 @@ class PartialAssignment:
     def find_ranks(self, option: Option, target: float, weight: float) -> np.ndarray | None:
         """Find the best ranks for the option's shards, the slowest shard first; None where they do not fit.
 
-        The best have the least load by ``target`` (ms) plus ``weight`` times the used share of the fullest memory.
+        The best have the least load divided by ``target`` (ms), plus ``weight`` times the fullest memory's used share.
         """
         capacity, per_unit = self.model.capacity, self.model.per_unit
         if option.places is not None:

@@ -111,8 +111,8 @@ def solve_exact(
     """Solve the whole problem: (state or None, lower bound in ms, whether nothing at or below ``cutoff`` ms fits).
 
     ``spare`` is the share of every capacity left unused, against the solver's rounding. ``among`` (bool) has the ranks
-    for shards that may lie anywhere. Where ``ceiling`` (ms) is finite, a rank may take so long without counting as the
-    slowest.
+    for shards that may lie anywhere. Where ``ceiling`` (ms) is finite, a rank may take that long without counting as
+    the slowest.
     """
     # 1. Build the columns, and what each of them puts on which rank.
     scale = model.scale

@@ -26,7 +26,7 @@ NEIGHBOURHOODS, PATIENCE = 16, 4
 # The integer columns of neighbourhoods, in turn: small ones are quick, large ones find more.
 NEIGHBOURHOOD_COLUMNS = (150, 300)
 NEIGHBOURHOOD_NODES = 30
-# The ranks of a neighbourhood besides the slowest one: some of the fastest, and any others.
+# The ranks of a neighbourhood besides the slowest one: the fastest ones, and some at random.
 LIGHT_RANKS, OTHER_RANKS = 5, 3
 # The share of the slowest rank's ms that a neighbourhood must gain.
 NEIGHBOURHOOD_GAIN = 5e-4

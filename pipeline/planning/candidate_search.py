@@ -24,8 +24,8 @@ from pipeline.planning.cost import OVERLAPPED, serial_ms, step_ms
 from pipeline.planning.hardware import Capacity
 from pipeline.records.plan import PHASES
 
-# A step takes the sum of its phases or the overlapping work, whichever is longer. The assignment minimises (1 - w) x
-# sum + w x overlapping work, a lower bound of the step for every w; usually the overlapping work is shorter.
+# A step takes the sum of its phases or the overlapping work, whichever is longer. The assignment minimises
+# (1 - w) x sum + w x overlapping work, a lower bound of the step for every w; usually the overlapping work is shorter.
 OVERLAPPED_WEIGHTS = (1e-5, 0.5, 0.99)
 # A plan should be this much better than TorchRec's by TorchRec's own model where possible, since both models may err.
 STOCK_GAIN = 1.03
@@ -91,7 +91,7 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class BestPlacement:
-    """The chosen placement, its distance from the best as a share, and a remark where no bound is known."""
+    """The chosen placement, how far it may be from the best as a share, and a remark where no bound is known."""
 
     placement: Placement
     gap: float
@@ -160,8 +160,8 @@ def find_feasible(space: PlacementSpace) -> Placement | None:
 def find_best(space: PlacementSpace, default: Placement | None) -> BestPlacement | None:
     """Find the placement to use, None if nothing fits; ``default`` is what TorchRec's planner finds by default.
 
-    The fastest in our model wins among those that TorchRec's model rates better than ``default`` by STOCK_GAIN. If none
-    of these is as fast as ``default``, it wins among those that TorchRec's model rates no worse.
+    It is the fastest in our model among those that TorchRec's model rates better than ``default`` by STOCK_GAIN. If
+    none of these is as fast as ``default``, it is the fastest among those that TorchRec's model rates no worse.
     """
     # 1. Find the fastest in our model, whatever its rating in TorchRec's.
     rated = _search_ours(space, math.inf)
@@ -314,12 +314,12 @@ def _propose(options: Mapping[str, list[Offer]], budget: int) -> Iterator[Propos
 
 
 def _descend(options: Mapping[str, list[Offer]]) -> Iterator[Proposal]:
-    """Yield every table's first option, then again and again move on the table that takes the most memory."""
+    """Yield every table's first option, then again and again advance the table that takes the most memory."""
     indices = dict.fromkeys(options, 0)
     while True:
         proposal = {name: options[name][index] for name, index in indices.items()}
         yield proposal
-        # Compare by HBM of the largest shard, all HBM, then DDR; of equal tables the first counts.
+        # Compare by HBM of the largest shard, then all HBM, then DDR likewise; of equal tables the first counts.
         fullest, most = None, (-1, -1, -1, -1)
         for name, offer in proposal.items():
             if indices[name] + 1 < len(options[name]):

@@ -46,7 +46,7 @@ class EventLengths:
     most: int | None = None
 
     def of_batch(self, sequence: str, longest: int, samples: int) -> float:
-        """Return the events of ``samples`` rows that 99 of 100 batches do not exceed; the longest if not measured."""
+        """Return the events of ``samples`` rows that 99 of 100 batches do not exceed; the most if not measured."""
         known = self.measured.get(sequence)
         if known is None:
             return float(samples * longest)
@@ -156,7 +156,7 @@ def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) ->
         phases["gradient_exchange"] = all_reduce_ms(hardware, size)
         phases["update"] = hardware.table_overhead_us / 1e3 + passes
         return phases
-    # Only sending costs time in an exchange, and what stays is free. Links work in both directions, and both at once.
+    # The sending rank pays for an exchange, and what stays is free. Links work in both directions, and both at once.
     values = 2 if load.weighted else 1
     ids = load.lookups * FLOAT * values + min(load.pooled_rows, global_batch) * FLOAT
     host_ms, ssd_ms = _rows_ahead_ms(hardware, load)
@@ -177,7 +177,7 @@ def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) ->
 def fixed_ms(
     model: ModelConfig, schema: DatasetSchema, hardware: HardwareConfig, batch: int, events: EventLengths = NO_EVENTS
 ) -> dict[str, float]:
-    """Predict the ms per step by phase that do not depend on tables: dense part, overhead, and exchange latencies.
+    """Predict ms per step by phase whatever the tables' places: dense part, overhead, latency of each exchange.
 
     ``batch`` is the samples of a step on all ranks. Ranks of embedding hosts have no dense part.
     """

@@ -84,7 +84,7 @@ def _table_lines(tables: Sequence[tuple[str, TablePlan]], width: int) -> list[st
 
 
 def _tier_lines(plan: Plan, width: int) -> list[str]:
-    # Summarises a plan of 1,000 tables by tables, bytes, kernels and sharding types in each tier.
+    # Sums up tables, bytes, kernels and sharding types by tier, which shows a plan even of 1,000 tables at a glance.
     if len(plan.tables) < 2:
         return []
     by_tier: dict[str, dict[str, list[TablePlan]]] = {}

@@ -221,8 +221,8 @@ def _build_choices(
     total_bytes = sum(table.bytes for table in tables)
     total_lookups = sum(table.pooling for table in tables)
     # Keep 1,000 tables on 128 ranks searchable: tables below a share of a rank's fair load (bytes and lookups alike)
-    # are not offered split, and replicas only for tables that then cost less on all the ranks that whole tables would
-    # keep busy.
+    # are not offered split, and replicas only if copies on all ranks that whole tables would keep busy cost no more
+    # together than the whole table (``_has_cheap_replicas``).
     large = len(tables) * hardware.world_size > SEARCH_PAIRS
     offered = {}
     for table in tables:

@@ -185,7 +185,7 @@ def _constrain(table: PlannedTable, choice: Choice, hardware: Hardware) -> Param
 
 
 def _build_layout(options: list[ShardingOption], optimizer: TableOptimizer) -> TableSharding:
-    # Builds one table under one sharding type, whose kernels differ only in cost.
+    # Builds the layout of one table under one sharding type, whose kernels differ only in cost.
     plain = next(option for option in options if option.compute_kernel in ("fused", "dense"))
     shards, buffers = [], []
     for shard in plain.shards:

@@ -12,7 +12,7 @@ from pipeline.specs.stage import Use, always, use, values_at
 
 
 def optimizer_options(when: Callable[[Config], bool] = always) -> tuple[Use, ...]:
-    """Return the options of optimizers that are given, ``when`` the optimizers take part in the artifact.
+    """Return the options of optimizers, if any is given, ``when`` the optimizers take part in the artifact.
 
     A configuration without any has the key that it had before options existed.
     """
@@ -113,7 +113,7 @@ NO_KEY = (
 
 
 def keys_of(path: str) -> tuple[str, ...]:
-    """Return the keys that setting ``path`` can belong to (``*`` for every entry of a dictionary), () for many."""
+    """Return the keys that setting ``path`` can belong to (``*``: any entry of a dictionary); many have none."""
     keys = []
     for stage in STAGES:
         for key, uses in stage.keys().items():

@@ -82,7 +82,7 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
     Args:
         config_url: ``<store>/runs/<run>/config.yaml``.
         launcher: The id of the process to end with; 0 for none.
-        make_io: Returns what is told about the stage on this rank; it sets up where the rank logs.
+        make_io: Makes the ``StageIO`` of the configuration, store and rank, and sets up where the rank logs.
 
     Returns:
         The exit code.
@@ -135,7 +135,7 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
 
 @contextlib.contextmanager
 def first_step_in_time(minutes: float | None, fail: Callable[[LaunchError], None]) -> Iterator[Callable[[str], None]]:
-    """Call ``fail`` inside if training has taken no step after ``minutes`` (None: there is no limit).
+    """While the context is open, call ``fail`` if training has taken no step after ``minutes`` (None: no limit).
 
     Yields the hook that is told of named points (``checkpoint.FaultPoint``).
     """

@@ -37,8 +37,8 @@ class Publish(Stage):
     by_default = False
     needs_rows = True
     distributed = True
-    # Revision 1: the version in service is judged on what it would see, or the model is held. Earlier verdicts must not
-    # be reused for this.
+    # Since revision 1, the version in service is judged on what it would see, or the model is held. Earlier verdicts
+    # must not pass for such ones.
     revision = 1
     settings = (
         use("gate", "*"),
@@ -114,7 +114,7 @@ class Publish(Stage):
                 "If the labels of the day are wrong (what ingestion warns of may tell), correct the logs and run the "
                 "same command again. "
             )
-        # Where too few rows held the model. This is not the limit that it was judged by, but one that would do.
+        # This is for a model that too few rows held. It is not the limit that it was judged by, but one that would do.
         if gate.max_ne_increase is not None:
             limit = f"gate.max_ne_increase={gate.max_ne_increase:g}"
             hint += f"{limit} is the smallest limit that this many rows can test. "

@@ -1,8 +1,8 @@
 """The publish stage: write the version, score it with the incumbent, let the gate decide, promote or hold.
 
-Two artifacts come of it, each with a ``gate.json``: the version itself, whose draft all ranks write
-(``_write_and_judge``), and that of the stage, which only rank 0 drafts (``publish``). Where somebody took the training
-out of service, the stage's verdict is HOLD though the version's may be PASS.
+It makes two artifacts, each with a ``gate.json``: the version itself, whose draft all ranks write
+(``_write_and_judge``), and that of the stage, which only rank 0 drafts (``publish``). If somebody took the training out
+of service, the stage's verdict is HOLD, although the version's may be PASS.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ log = logging.getLogger(__name__)
 def covered_incumbent(config: Config, store: Store, train_key: str) -> str | None:
     """Return the version that the key of the publish stage covers, with which the candidate is compared.
 
-    A version from this same training is not its own incumbent. Then it is the one that the version was compared with,
-    so that the same run again finds its own artifact.
+    If the version in service came from this same training, the key covers the version that it was compared with, so
+    that the same run again finds its own artifact.
     """
     current = promotion.incumbent(store, config.model_name)
     while current is not None and current.inputs.get("train") == train_key:
@@ -94,7 +94,7 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
     if record.warnings:
         gate["warnings"] = [*record.warnings]
     if record.power and record.power.instead:
-        # Not the limit that was set: the one to set instead, which ``Publish.accept`` proposes.
+        # This is not the limit that was set, but the one to set instead, which ``Publish.accept`` proposes.
         gate["max_ne_increase"] = record.power.instead
     gate |= {"version": record.version, "incumbent": record.incumbent_version}
     summary: dict[str, Any] = {"gate": gate}

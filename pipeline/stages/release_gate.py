@@ -1,8 +1,8 @@
 """The publish stage's gate: models score the same rows, a share of them fits the calibrator, the gate decides.
 
-The rows are those of split ``test`` (of more than ``gate.max_rows`` some row groups), scored anew by the versions as
-they serve. The figures of stage evaluate decide nothing; only its logits are read, to compare the version with what was
-trained.
+The rows are those of split ``test`` (only some row groups if it has more than ``gate.max_rows``), scored anew by the
+versions as they serve. The figures of stage evaluate decide nothing; only its logits are read, to compare the version
+with what was trained.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def judge_version(
     from pipeline.stages.release_ranks import score_on_ranks
     from pipeline.training.parquet import SplitReader
 
-    # 1. Score the held-out rows on all ranks: as the candidate serves them, the incumbent, and the best recent version.
+    # 1. Score the held-out rows on all ranks, as candidate, incumbent and the best of the last versions serve them.
     ledger = _open_ledger(config, store)  # opened first, so that an unreadable one costs no scores
     dataset = inputs["ingest"]
     split = SplitReader(store, dataset, "test")

@@ -60,7 +60,7 @@ def names_for_this_rank(costs: Mapping[str, float]) -> list[str]:
 
 @contextlib.contextmanager
 def turns(names: Sequence[str], what: str) -> Iterator[Iterator[str]]:
-    """Yield the next of ``names`` that no rank has begun, one after the other.
+    """Yield an iterator over ``names``, each of which goes to one rank only: the next that no rank has begun.
 
     After an error on one rank, no rank gets any more.
 

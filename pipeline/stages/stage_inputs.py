@@ -181,7 +181,7 @@ def covered_init(config: Config, store: Store, dataset: str) -> dict[str, Any]:
 
 
 def recorded_init(config: Config, store: Store) -> tuple[Config, tuple[str, int]] | tuple[None, None]:
-    """Return what this run recorded when it began from the checkpoint of the same name; Nones if it did not.
+    """Return what this run recorded when it began from the checkpoint of the same name; two None if it did not.
 
     A run that continues must not begin anew because the other run has newer checkpoints by now.
 
@@ -234,10 +234,10 @@ def init_artifact(step: Step, config: Config, store: Store) -> Artifact | None:
 
 
 def automatic_batch(rows: int) -> int:
-    """Return the samples of a step: an epoch has 200 steps or more, in multiples of 64 between 64 and 4,096.
+    """Return the samples of a step: a multiple of 64 from 64 to 4,096 that gives an epoch at least 200 steps.
 
-    So fewer than 12,800 rows give fewer than 200 steps. The number never depends on the hardware: a training that
-    continues elsewhere takes the same batches.
+    With fewer than 12,800 rows it is 64, and there are fewer than 200 steps. The number never depends on the hardware:
+    a training that continues elsewhere takes the same batches.
 
     Args:
         rows: Train rows; 0 if they are not known, as for a list of tables.

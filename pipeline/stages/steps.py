@@ -29,8 +29,8 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
 
     Args:
         last: The stage to end with; None for all.
-        forced: Whether to ask the store if a forced training has its own checkpoint directory; False, so that steps can
-            be shown when the store cannot be reached.
+        forced: Whether to ask the store if a forced training has its own checkpoint directory. With False, steps can be
+            shown when the store cannot be reached.
 
     Raises:
         DataError: The raw data is missing.

@@ -118,7 +118,7 @@ class Train(Stage):
     settings = (*CONTINUATION, *END)
 
     def keys(self) -> dict[str, tuple[Use, ...]]:
-        """Return its checkpoints' key, and its own, which covers the settings of both."""
+        """Return the settings of its checkpoints' key, and of its own, which covers those of both."""
         return {CHECKPOINTS: CONTINUATION, self.name: END}
 
     def key_settings(self, config: Config) -> dict[str, Any]:

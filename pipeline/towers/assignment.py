@@ -1,4 +1,4 @@
-"""Turns ``partition.*`` into towers: their number, their hosts, the costs of their modules, and checks. No torch.
+"""Turns ``partition.*`` into towers: their number, hosts, costs of modules, and checks. No torch at import.
 
 ``check_partition`` runs before anything else, so that a bad setting is found before ingestion.
 """

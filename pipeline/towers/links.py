@@ -19,7 +19,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-# The prefix of a checkpoint's threads, which communicate while a step runs.
+# The name prefix of a checkpoint's threads, which communicate while a step runs.
 _CHECKPOINT_THREADS = "nightjar-"
 
 

@@ -72,7 +72,7 @@ class TowerEmbeddings(nn.Module):
     are: if a tower outputs one per feature, they are in the order of ``widths`` (those of all features' embeddings), as
     in the flat model. ``width`` is that of the model; a tower projects its features' embeddings to it. ``dtype`` is
     what the modules compute in (None: float32). ``penalty`` is the factor of the L2 penalty on embeddings. ``events``
-    has sequences, each of which becomes one more vector of the tower that has its tables. ``widths`` has them after the
+    has sequences, each of which becomes one more vector of the tower that has its tables. In ``widths`` they follow the
     features.
     """
 
@@ -207,8 +207,8 @@ class TowerEmbeddings(nn.Module):
         Args:
             ids: The ids of this rank's samples.
             received: The ids that ``send`` brought, if it was called ahead.
-            weights: [b], the samples' weights as in ``Batch``, for the shares of an L2 penalty. None: it is not
-                trained.
+            weights: [b], the samples' weights as in ``Batch``, for the shares of an L2 penalty; None outside of
+                training.
             lookups: As in ``send``, as are ``events``.
             events: The sample of each event.
         """

@@ -8,8 +8,8 @@ those of the parameters, added up, and those of its rows' embeddings. The step's
 to towers, tables and DDP, which notice nothing: every parameter still gets one gradient. Unlike recomputed activations
 (Chen et al. 2016, arXiv 1604.06174) this costs no second forward pass.
 
-The loss is a sum over rows, so the step equals that of the whole batch except for the order in which the parameters'
-gradients are added. A layer that looks at other rows of its batch would only see those of its part
+The loss is a sum over rows, so the step equals that of the whole batch except for the order in which the parts of the
+parameters' gradients are added. A layer that looks at other rows of its batch would only see those of its part
 (``require_rowwise``).
 """
 

@@ -42,19 +42,19 @@ LOCAL_READERS, REMOTE_READERS = 2, 8
 class Batch(Pipelineable):
     """One rank's share of a global batch: b rows, padding included.
 
-    Every rank's loss is sum(weights * loss of a row). Averaged over the W ranks it is the mean over the global batch.
-    DDP averages the gradients of the dense part so, and TorchRec those of the tables; ``shared_memory.py`` and
-    ``towers/transform.py`` do it where they take the place of these two.
+    Every rank's loss is sum(weights * loss of a row). Its average over the W ranks is the mean over the global batch.
+    DDP averages the gradients of the dense part in this way, and TorchRec those of the tables; ``shared_memory.py`` and
+    ``towers/transform.py`` do so where they replace these two.
 
     Attributes:
         dense: Dense features, float32 [b, n].
         sparse: Row numbers of tables, by feature.
-        labels: Of the main task, [b].
+        labels: Labels of the main task, [b].
         weights: W / (real rows of the global batch), 0 for padding, [b]; times what a row counts for in the loss
             (``RowCounts``), where rows have weights or some were left out.
         extra: Further columns of each row, [b, k], as in ``DecodedColumns``; None: there are none.
         lookups: The row numbers of the tables of sequences (``EventLookups``), which ``sparse`` then lacks.
-        events: By sequence the sample of each event, int64 [n] rising.
+        events: For each sequence, the sample of each of its events, int64 [n] rising.
         groups: What the ranking loss compares rows within, int32 [b], -1 where a row has no group; None: there is no
             such loss, or it compares all rows.
     """

@@ -173,7 +173,7 @@ class Checkpoints:
             elif line := length_line(train, saved_config, state.step, total, rows, schedule.cycle):
                 log.info("%s", line)
 
-        # A training that has become longer or shorter continues with the steps that it has taken.
+        # 2. Let a training that has become longer or shorter continue with the steps that it has taken.
         before = planned_before(train, saved_config, rows)
         self.planned = state.schedule.get(PLANNED)
         if self.planned is None and rates_differ(train, before, total, state.step, schedule.cycle):
@@ -197,7 +197,7 @@ class Checkpoints:
             drop_averages(executor.optimizers.dense)
 
     def _restore_trained_weights(self, state: TrainState) -> None:
-        # Restore the bias before the swap: the level belongs to the bias of a published average, which is still in
+        # Restores the bias before the swap: the level belongs to the bias of a published average, which is still in
         # place.
         restore_last_bias(self.executor, state.schedule.get(LEVEL, {}))
         if state.schedule.get(AVERAGED) and self.executor.optimizers.average is not None:
@@ -270,7 +270,7 @@ class Checkpoints:
         ``saved``: this step's checkpoint has been taken already.
 
         Raises:
-            LaunchError: Always; it names the checkpoint that the next session continues from.
+            LaunchError: Always; it names the checkpoint that the next run continues from.
         """
         try:
             if not saved:
@@ -297,7 +297,7 @@ class Checkpoints:
             log.info("training ends here; its last checkpoint is %s", path)
 
     def _recode_last(self, state: TrainState, saved_config: dict[str, Any]) -> None:
-        # Write a finished training's last checkpoint again if ``checkpoint`` asks for another coding. Collective.
+        # Writes a finished training's last checkpoint again if ``checkpoint`` asks for another coding. Collective.
         # ``saved_config`` is the configuration that wrote it. The old checkpoint stays, since other artifacts name it.
         wanted = self.settings.checkpoint
         if same_coding(wanted, saved_config):
@@ -310,7 +310,7 @@ class Checkpoints:
                 log.info("the last checkpoint was rewritten as %s with coding %s", path, coding_of(wanted))
 
     def _redirect_last(self) -> str | None:
-        # Have the last checkpoint written to a sibling of the checkpoints' directory; return None if it is there
+        # Has the last checkpoint written to a sibling of the checkpoints' directory; returns None if it is there
         # already. The directory's name includes the coding, so that no other coding replaces a checkpoint that
         # artifacts name.
         directory = f"{self.checkpointer.directory}-{coding_of(self.settings.checkpoint)}"
@@ -412,7 +412,7 @@ def _features_text(towers: dict[str, list[str]]) -> str:
 
 
 def _all_rng_states() -> Tensor | None:
-    # Gather every rank's torch.get_rng_state() on rank 0, which writes it: uint8 [world size, bytes]. Collective.
+    # Gathers every rank's torch.get_rng_state() on rank 0, which writes it: uint8 [world size, bytes]. Collective.
     state = torch.get_rng_state()
     if dist.get_world_size() == 1:
         return state[None]

@@ -73,7 +73,7 @@ class AutoCompile(Callback):
         # A rank whose layers look at the batches of all ranks would wait for a rank whose compilation failed.
         meeting = dist.get_world_size() > 1 and bool(batch_norms(self._part.ranking))
         train = settings.train
-        # On embedding hosts a rank without samples has nothing to time.
+        # With embedding hosts, the ranks without samples have nothing to time.
         meeting = meeting or self._part.workers is not None
         self._open = train.compile == AUTO and not train.cuda_graphs and not meeting and executor.can_recompile
         self.compiled: bool | None = None

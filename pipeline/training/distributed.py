@@ -243,7 +243,7 @@ def largest_of_ranks(values: Tensor, group: dist.ProcessGroup | None = None) -> 
 
 
 def synchronise(ranking: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Make layers of ``ranking`` that look at a whole batch see those of all ranks of ``group`` (None: all)."""
+    """Make layers of ``ranking`` that look at a whole batch see the rows of all ranks of ``group`` (None: all)."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
     # A layer that looked only at the rows of its own rank would make the model depend on the number of ranks.

@@ -79,7 +79,7 @@ class _CompiledLinear(torch.autograd.Function):
 
 
 def _through(grad: Tensor, out: Tensor | None, *, summed: bool) -> tuple[Tensor, Tensor | None]:
-    # Returns the gradient before a ReLU whose output is ``out`` (None: there is no ReLU), and its sum over the batch.
+    # Returns the gradient of the input of a ReLU with output ``out`` (None: no ReLU), and its sum over the batch.
     if out is None and not summed:
         return grad, None
     kernels = load_kernels("steps")

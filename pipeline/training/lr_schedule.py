@@ -3,7 +3,7 @@
 The rates of the dense part and of the tables are their settings times a factor that depends on the step alone, so a
 resumed run on any number of ranks has the rates of the uninterrupted one.
 
-With validation rows a schedule that falls begins anew after every ``train.validate.cycle_epochs``, and a warm-up of
+With validation rows a schedule that falls restarts after every ``train.validate.cycle_epochs``, and a warm-up of
 ``auto`` is then a tenth of that cycle: ``Validation`` sets ``LRSchedule.cycle``, and lowers ``LRSchedule.scale`` at a
 plateau. A resumed training takes no rate from its checkpoint, only the step and that scale.
 
@@ -86,7 +86,7 @@ def warmup_steps(train: TrainConfig, total: int) -> int:
 
 
 def first_cycle(train: TrainConfig, total: int, cycle: int | None) -> int:
-    """Steps that the schedule of a training of ``total`` steps spans at its start; ``cycle``: see ``cycled``."""
+    """Return the steps of the schedule's first cycle in a training of ``total`` steps; ``cycle``: see ``cycled``."""
     # A constant schedule has no cycles: it rises once and stays.
     if cycle is None or train.schedule == "constant":
         return total

@@ -68,7 +68,7 @@ class MemoryMeter:
 
 
 def give_back_freed() -> None:
-    """Return freed memory that glibc keeps to the system; takes milliseconds.
+    """Give freed memory that glibc keeps back to the system; takes milliseconds.
 
     Training makes glibc keep it for the next step (``distributed.connect``). Pieces never fit exactly, so the kept
     memory grows slowly, by some hundred MiB at most.
@@ -99,8 +99,8 @@ class MemoryBudget(Callback):
 
     Every interval it adds up the PSS of a host's ranks, which counts memory that ranks share once. It warns when the
     limit is nearly used up, then ends the run. A memory cgroup (``launch/memory_cgroup.py``) enforces the limit between
-    intervals where the machine allows one. This check names the setting that is too small in time, and it is the only
-    one where no cgroup can be made.
+    intervals where the machine allows one. This check says in time which setting is too small, and it is the only one
+    where no cgroup can be made.
 
     ``wanted`` is ``launch.limit_memory``; auto limits plans with tables on SSD. ``measure`` returns this rank's bytes.
     """
@@ -130,7 +130,7 @@ class MemoryBudget(Callback):
         hosts = torch.zeros(hardware.hosts, dtype=torch.float64)
         # Reading PSS walks the page tables, so reuse a reading that the SSD tier has just made.
         used = interval.figures.get("pss_bytes") or self._measure()
-        # Freed memory that glibc keeps for later must not count when this rank is near its share of the limit.
+        # Near this rank's share of the limit, freed memory that glibc keeps for later must not count.
         if used > WARN_SHARE * self._limits[host] / local:
             give_back_freed()
             used = self._measure()

@@ -252,7 +252,7 @@ class DensePart(DenseModel):
         self._embeddings = vectors.detach()
         if self.parts == 1 or not torch.is_grad_enabled():
             return self.compare(dense, vectors, labels, weights, extra, groups)
-        # Without ``groups``: ``config.checks`` refuses a ranking loss here, for a part has only some of its rows.
+        # ``groups`` are not needed: ``config.checks`` refuses a ranking loss here, since a part has only some rows.
         return accumulate(
             self.compare,
             split_rows(len(labels), self.parts),
@@ -286,8 +286,8 @@ class DensePart(DenseModel):
         offset = self.counts.offset(extra)
         targets = labels
         if self.teacher_share and self.training and extra is not None:
-            # Log loss is linear in its target, so that of a mean of targets is the mean of the losses. The teacher's
-            # logit is that of all rows, and so is the model's.
+            # Log loss is linear in its target, so the loss for a mean of targets is the mean of the losses. The
+            # teacher's logit is that of all rows, and so is the model's.
             taught = extra[:, self.tasks]
             if offset is not None:
                 taught = taught + offset
@@ -373,7 +373,7 @@ def use_tf32(precision: str, device: torch.device) -> None:
 def build(settings: ModelSettings, schema: DatasetSchema, device: torch.device, *, trained: bool) -> ClickModel:
     """Build the unsharded flat model, its tables on the meta device.
 
-    ``trained``: it will take steps, not that it has; then it is compiled where ``train.compile`` says so.
+    ``trained``: whether it will take steps; if so, it is compiled where ``train.compile`` says so.
     """
     meta = torch.device("meta")
     dim = settings.model.embedding_dim

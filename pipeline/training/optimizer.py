@@ -66,10 +66,10 @@ class DenseClip:
 
 
 def dense_groups(dense: Mapping[str, nn.Parameter], train: TrainConfig) -> list[ParameterGroup]:
-    """Return the groups of the ``dense`` parameters (``train.dense_groups``): first those without a pattern.
+    """Return the groups of the ``dense`` parameters: first those without a pattern, then one for each pattern.
 
-    Patterns match names, and the first one that matches counts. Raises ConfigError for a pattern that gets no
-    parameter.
+    Patterns (``train.dense_groups``) match names, and the first one that matches counts. Raises ConfigError for a
+    pattern that gets no parameter.
     """
     members: dict[str, list[nn.Parameter]] = {pattern: [] for pattern in train.dense_groups}
     others: list[nn.Parameter] = []
@@ -278,7 +278,7 @@ class Optimizers:
         for group, rate in zip(self.dense.param_groups, self.rates(step), strict=True):
             group["lr"] = rate
         # Setting the tables' rate walks over all kernels, so do it only when the factor changes. Kernels keep their
-        # rate, also when a checkpoint is restored.
+        # rate, since a restored checkpoint leaves it alone.
         if factor != self._factor:
             self._factor = factor
             set_sparse_lr(self._dmp, self._config.sparse_lr, factor)

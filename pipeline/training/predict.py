@@ -101,7 +101,7 @@ def predict(
             )
             flat = towers is None or towers.is_flat
             alone = flat and device.type == "cpu" and _scores_alone(settings, plan, split.rows)
-            # Of several ranks, each has whole tables. The reader and ``score`` call such ranks independent.
+            # If there are several ranks, each has whole tables. The reader and ``score`` call such ranks independent.
             whole = alone and dist.get_world_size() > 1
             sharded = assemble(
                 settings, split.schema, plan, towers, device, trained=False, row_store=row_store, whole=whole
@@ -158,7 +158,7 @@ def _scores_alone(settings: PredictionSettings, plan: Plan, rows: int) -> bool:
 
 
 def even_batch(rows: int, ranks: int) -> int:
-    """Return the smallest number of at least ``rows`` that gives each rank a multiple of ``EVEN_ROWS`` of them.
+    """Return the smallest number, at least ``rows``, that gives each rank a multiple of ``EVEN_ROWS`` rows.
 
     Kernels multiply the last few rows of a matrix in other steps, whose sums may differ in the last bit. Without such
     remaining rows, a row's logit does not depend on the number of ranks.
@@ -210,7 +210,7 @@ def score(
 
 
 def score_published(executor: StepExecutor, split: SplitReader, order: Order) -> np.ndarray | None:
-    """Compute the logits of the rows of ``split`` as the model in training would be published (``score``). Collective.
+    """Score ``split`` with the model in training, as it would be published; returns as ``score``. Collective.
 
     Training continues as if nothing had been scored. Its pipeline must be empty: see ``StepExecutor.must_drain``.
     """
@@ -356,7 +356,7 @@ def ends_with_level(schema: DatasetSchema) -> bool:
 def calibrate_last_bias(executor: StepExecutor, train: SplitReader, order: Order) -> dict[str, list[float]]:
     """Set the last bias of the model of ``executor``, of one task, to the ``level_of`` the train rows. Collective.
 
-    Uses at most ``MOST_ROWS`` rows, from evenly spread row groups. Where an average is published, its bias is set.
+    Of more than ``MOST_ROWS`` rows, evenly spread row groups are used. Where an average is published, its bias is set.
 
     Returns:
         The values that the level replaced, by name of the parameter: training continues with them.

@@ -1,7 +1,7 @@
 """Tells other ranks about coming batches: the ids of tables on tier ssd, and the number of events.
 
 A rank decodes its own rows alone. But the rank that holds a row of a table on SSD must fetch it before the step,
-whichever rank looks it up, and TorchRec's exchange needs as many rows of events on every rank. So each batch is
+whichever rank looks it up, and TorchRec's exchange needs equally many rows of events on every rank. So each batch is
 announced by two exchanges on a separate group: first the counts, then the ids, each sent to the ranks that hold its
 row. They run beside the steps before the batch's own.
 """
@@ -93,7 +93,7 @@ class Announcements(Generic[Item]):
         return cls(announce, world, ahead)
 
     def make(self, split: SplitReader, rows: DecodedColumns, count: int, events: int) -> Announcement:
-        """Announce a batch with the first ``count`` of these rows, and with ``events`` rows of events."""
+        """Make the announcement of a batch with the first ``count`` of these rows, and ``events`` rows of events."""
         tables: list[list[np.ndarray]] = []
         if self._announce is not None:
             ids = self._announce.ids(split, rows, count)

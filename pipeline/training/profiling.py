@@ -183,7 +183,7 @@ def debugging(config: DebugConfig, profiler: Profiler | None) -> Iterator[None]:
         raise
 
 
-# Each product runs for this many seconds and at least this often; the best run counts, which excludes other work.
+# Each product runs for this many seconds and at least this many times; the best run counts, so other work does not.
 SECONDS, FEWEST = 0.03, 3
 
 

@@ -143,7 +143,7 @@ def _loss_of_rank(listwise: bool, rows: Rows, rank: int, ranks: int) -> tuple[Te
             part = (rows.weights[rows_of_block] * losses).sum()
         of_ahead, of_behind = torch.autograd.grad(part, (ahead, behind))
         loss += part.detach()
-        # Index assignment is safe, since no row occurs twice in a block or among its others.
+        # ``+=`` at an index is safe, since no row occurs twice in a block or among its others.
         gradient[rows_of_block] += of_ahead
         gradient[compared_with] += of_behind
     return loss, gradient

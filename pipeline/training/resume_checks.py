@@ -92,7 +92,7 @@ def rates_differ(train: TrainConfig, before: int, total: int, step: int, cycle: 
     # Another warm-up gave the first steps other rates, even where the last step's rate is the same.
     if warmup_steps(train, first_cycle(train, before, cycle)) != warmup_steps(train, first_cycle(train, total, cycle)):
         return True
-    # The length of a training cuts its last cycle short, so that the rates fall to the end all the same.
+    # The length of a training only changes its last cycle, which is cut short and still falls to its own end.
     last = step - 1
     return cycled(train, last, before, cycle) != cycled(train, last, total, cycle)
 

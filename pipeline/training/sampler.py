@@ -39,7 +39,7 @@ class Order:
     """The settings that fix the sequence of global batches, and this rank's share of it.
 
     ``key`` is ``shuffle_key`` of the dataset, or what a training that an earlier release began has in its place.
-    ``lanes``: the most lanes; a dataset needs row groups for that many. Without ``shuffle`` a lane has its rows in
+    ``lanes``: the most lanes; a dataset with too few row groups gets fewer. Without ``shuffle`` a lane has its rows in
     their order. ``group_by`` is the feature whose ids keep rows together when a window is shuffled; None: rows are
     shuffled one by one. ``world_size`` is the number of ranks with a share, which come first; ``without`` is the number
     of ranks behind them that have none, on embedding hosts.
@@ -226,7 +226,7 @@ def keep_groups(order: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 
 def decoded_share(train: TrainConfig, world_size: int, groups: int) -> float:
-    """Return the share of the rows in ``groups`` row groups that the rank of ``world_size`` with the most decodes.
+    """Return the share of the rows in ``groups`` row groups that the busiest of ``world_size`` ranks decodes.
 
     Predictions and dry runs use it. A rank decodes each lane that it takes rows of as a whole (``BatchSampler``). Row
     groups across the border of two lanes, which are decoded for both, are not counted twice.

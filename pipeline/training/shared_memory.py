@@ -151,7 +151,7 @@ class SharedMemory:
         return result
 
     def pooled_back(self, grad: Tensor, batches: list[int], widths: list[int], by: int, dtype: torch.dtype) -> Tensor:
-        """Undo ``pooled`` for gradients [own batch, sum of ``widths``]; gives ``dtype``, divided ``by`` that."""
+        """Send gradients [own batch, sum of ``widths``] the way back of ``pooled``, as ``dtype``, divided by ``by``."""
         parts = grad.split(widths, dim=1)
         turn = self._put(parts, grad.dtype)
         result = grad.new_empty(sum(batches), widths[self._rank], dtype=dtype)

@@ -3,7 +3,7 @@
 The way of a step: ``StepExecutor.step`` sets the learning rates and calls ``progress`` of TorchRec's pipeline (with
 towers, of ``TowerPipeline``). That takes a batch and runs ``model.ClickModel.forward``, which returns the loss and what
 metrics need. In the backward pass of the loss, rows of tables are updated already: part 4 of
-``embeddings.sharding.shard_model`` says by which code. At last ``optimizer.Optimizers.step`` updates everything else.
+``embeddings.sharding.shard_model`` says by which code. Finally ``optimizer.Optimizers.step`` updates everything else.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class StepExecutor:
         self._model_config, self._average_used = settings.model, settings.train.average.use
         self.rows.initialise(settings.seed)
         if device.type == "cpu":
-            # Rows are read at random, so with pages of 4 KiB each would cost a TLB miss.
+            # Rows are read at random, so with pages of 4 KiB each row would cost a TLB miss.
             moved = use_large_pages(self.rows.local_shards())
             if moved and dist.get_rank() == 0:
                 log.info("tables: %.0f MiB in memory pages of 2 MiB", moved / MIB)
@@ -206,7 +206,7 @@ class StepExecutor:
         """End the threads that work for this executor."""
 
     def measure_speed(self, samples: int) -> Speed:
-        """Time the matrix products of a step over ``samples`` samples alone on this rank."""
+        """Time only the matrix products of a step over ``samples`` samples, on this rank."""
         part = self.dense_part
         assert part.inputs is not None
         return Speed.measure(self._model_config, part.inputs, samples, part.dtype, self.device, part.parts)

@@ -134,7 +134,7 @@ class PhaseClock:
 
 
 def watch(clock: PhaseClock, dmp: DistributedModelParallel, pooled: torch.nn.Module, optimizers: Any) -> None:
-    """Add the hooks that call ``clock.enter`` where the model enters a phase; the README here defines the phases.
+    """Add the hooks that call ``clock.enter`` where the model enters a phase; README.md here defines the phases.
 
     ``pooled`` is the module that first uses the collection's output.
     """

@@ -77,14 +77,14 @@ def train(
     """Train by ``settings.train``, from the newest checkpoint of the same ``key``; every rank calls it.
 
     Args:
-        settings: What training reads of the configuration.
+        settings: The settings that training reads.
         store: Where datasets and checkpoints lie.
         dataset: Training uses its split train; its split validation, if it has one, decides when training stops.
         plan: The placement of the tables.
         checkpoints: The store's directory for checkpoints; the last one is committed at the end.
         key: The key of the checkpoints that this training may continue from.
         on_interval: Called on rank 0 with a record every ``log_every_steps`` steps.
-        init: The checkpoint that gives initial values where ``key`` has no checkpoint; None: random ones.
+        init: The checkpoint that tables and dense part start from where ``key`` has none; None: initial values.
         on_point: Called with every named point that a rank passes.
         plan_key: The plan's key, which is recorded in the checkpoints.
         towers: The result of the partition stage, whose hosts ``plan`` must keep; None: a flat model.
@@ -186,7 +186,7 @@ class Trainer:
         config = settings.train
 
         # 1. Find the rows, and the number of steps that they make. ``train.global_batch=auto`` is a number by now
-        #    (``stages/execution.py``).
+        # (``stages/execution.py``).
         self.split = SplitReader(store, dataset, "train", teacher)
         self.total = planned_steps(config, self.split.rows)
         order = Order(

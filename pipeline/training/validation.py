@@ -263,7 +263,7 @@ class Validation:
         return {}
 
     def judged(self) -> GuardFigures:
-        """Judge the model after this step, at no cost if it has just been scored."""
+        """Return how the model does after this step, at no cost if it has just been scored."""
         looks = self.stopping.looks
         rows = f"{self._split.rows:,} {VALIDATION} rows"
         # Checkpoints keep looks but not the spread of their logits, so a resumed training scores the rows again.

@@ -40,7 +40,7 @@ class IoEngine(Protocol):
         ...
 
     def close(self) -> None:
-        """Return the engine to the kernel, once the requests under way are done."""
+        """Give the engine back to the kernel, once the requests under way are done."""
         ...
 
 
@@ -322,7 +322,7 @@ class DiskQueue:
             free, in_flight = np.concatenate([free, places]), in_flight - len(places)
 
     def close(self) -> None:
-        """Return the queue to the kernel, once the requests under way are done."""
+        """Give the queue back to the kernel, once the requests under way are done."""
         if not self._closed:
             self._closed = True
             self._engine.close()

@@ -71,9 +71,9 @@ class SsdFigures:
 def named(sums: Sequence[float], steps: int) -> dict[str, float | None]:
     """Return an interval's figures for ``metrics.jsonl``, for ``steps`` and the ``sums`` of ``take`` over all ranks.
 
-    ``ssd_prefetch_coverage`` is the share of the lookups whose row was not in memory when their ids were announced, but
-    was there at the lookup. ``ssd_device_share`` and ``ssd_host_share`` are the shares of announced lookups whose row
-    was in the memory that is looked up in, and in the host memory behind it. They are None without lookups.
+    Among the lookups whose row was not in memory when their ids were announced, ``ssd_prefetch_coverage`` is the share
+    whose row was there at the lookup. ``ssd_device_share`` and ``ssd_host_share`` are the shares of announced lookups
+    whose row was in the memory that is looked up in, and in the host memory behind it. They are None without lookups.
     ``ssd_write_amplification`` is the bytes that logs wrote for each byte of rows that left memory; None if none did.
     """
     looked, hits, asked, there, hosted, faults, read, written, left, logged = sums

@@ -24,9 +24,10 @@ T = TypeVar("T")
 Parts = list[tuple[SsdShard, ShardRequest]]
 # The ``era`` of a part that was let go before it had slots.
 LEFT_OUT = -2
-# The thread uses the cores that the dense part leaves, and quickly returns the interpreter lock, for which a training
-# step waits some hundred times. On two cores a step took 116 ms with Python's 5 ms and 94 with 0.2; with a faster dense
-# part and a log that is cleaned, 130 with 0.2 and 75 with 0.05: lookups waited 54 and 2 (docs/measurements/ssd.md).
+# The thread uses the cores that the dense part leaves, and releases the interpreter lock quickly, since a training step
+# waits for it some hundred times. On two cores a step took 116 ms with Python's 5 ms and 94 with 0.2; with a faster
+# dense part and a log that is cleaned, 130 with 0.2 and 75 with 0.05: lookups waited 54 and 2
+# (docs/measurements/ssd.md).
 _NICE = 10
 _SWITCH_SECONDS = 0.00005
 

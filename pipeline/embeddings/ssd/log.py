@@ -74,7 +74,8 @@ def place_type(rows: int) -> type[np.signedinteger[Any]]:
 class RowLog:
     """Records of up to ``rows`` rows in a scratch file; places are record numbers. Use it from one thread.
 
-    ``values`` counts weights and states of a row; ``spare`` is the share of free records. ``written`` counts bytes.
+    ``values`` counts weights and states of a row; ``spare`` is the share of records that stays free. ``written`` counts
+    bytes.
 
     Raises GuardError if the disk of ``directory`` has no room or fails; ``what`` names the rows in messages.
     ``emptied`` counts the segments emptied to make room since the last ``clear``, ``added`` the rows that left memory
@@ -199,9 +200,9 @@ class RowLog:
         return len(victims) > 0 and bool(self._live[victims].max() < _IDLE_FILLED * self.per_segment)
 
     def _choose_victims(self) -> I64:
-        # Returns at most ``EMPTIED`` closed segments that give the most room for the least copying, best first: by (1 -
-        # u)^2 / u x age, where u is the share of live records. This is the rule of LFS (section 3.6) with the room
-        # squared, which writes 2 to 6 % less for rows of uneven frequency (docs/measurements/ssd.md).
+        # Returns at most ``EMPTIED`` closed segments that give the most room for the least copying, best first. They
+        # are ranked by (1 - u)^2 / u x age, where u is the share of live records: the rule of LFS (section 3.6) with
+        # the room squared, which writes 2 to 6 % less for rows of uneven frequency (docs/measurements/ssd.md).
         closed = np.flatnonzero(self._closed & (self._live < self.per_segment))
         live = self._live[closed] / self.per_segment
         gain = (1 - live) ** 2 / np.maximum(live, 1e-3) * (self.added + 1 - self._born[closed])

@@ -52,7 +52,7 @@ class ShardRequest:
 
     @property
     def rows(self) -> I64:
-        """The distinct rows, ascending. Sorts at the first access, usually in the store's worker thread."""
+        """The distinct rows, ascending. Sorts at the first access, which may be in the store's worker thread."""
         return self._find_distinct()[0]
 
     def _find_distinct(self) -> tuple[I64, I64]:

@@ -19,7 +19,7 @@ from torch import Tensor
 from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.log import F32
 
-# Entries per slot above which the queue drops those of rows that were used since.
+# The most entries per slot; beyond, the queue drops the entries of rows that were used since.
 _STALE = 4
 
 

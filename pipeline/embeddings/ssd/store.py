@@ -48,9 +48,9 @@ class SsdStore:
 
     ``paths`` is ``hardware.ssd_paths``; shards and checkpoints' copies of them are spread over these by their bytes.
     ``spare`` is ``hardware.ssd_spare``. Each shard keeps its share of a table's ``cache_rows`` rows in memory: its
-    first rows, and for share ``RECENT`` the last used ones. In a ``cached`` store (None: if the plan is for GPUs) it
-    keeps only the last used ones, and the kernels have memory for no other rows. Raises ConfigError for paths that
-    cannot be used, GuardError if a disk has no room.
+    first rows, and for share ``RECENT`` the last used ones. In a ``cached`` store (None: cached if the plan is for
+    GPUs) it keeps only the last used ones, and the kernels have memory for no other rows. Raises ConfigError for paths
+    that cannot be used, GuardError if a disk has no room.
     """
 
     def __init__(
@@ -137,8 +137,8 @@ class SsdStore:
             if isinstance(shard, CachedShard):
                 slots[shard.name] = shard.count
         if self.cached:
-            # The dict must not be empty, which means a kernel without slots: a rank without rows of its tables has
-            # some, too.
+            # An empty dict would mean a kernel without slots, but a rank without rows of its tables needs a kernel with
+            # slots, too.
             return KernelBuffers(slots or {"": 0})
         buffers = {"weights": sparse_memory(rows * dim)}
         for i, column in enumerate(states, 1):
