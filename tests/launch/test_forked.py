@@ -17,10 +17,12 @@ from pipeline.core.errors import LaunchError
 from pipeline.launch.forked import ForkServer
 from pipeline.launch.forkserver import MEETING, RANK, Request
 from tests.commands import nightjar
+from tests.few_features import FEW
 from tests.launch.test_launched import HANGING, ROOT, SMALL, _name, start, wait_for_worker
 from tests.waits import PATIENCE, until
 
 TRAINING = [
+    *FEW,
     "data.synthetic.rows=12000",
     "data.synthetic.ids_per_feature=200",
     "model.embedding_dim=8",
