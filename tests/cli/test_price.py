@@ -14,8 +14,9 @@ from pipeline.records.result import Evaluation, IngestPart, Result, StageOutcome
 from pipeline.store import Store
 from tests import commands
 from tests.cli.test_nights_ahead import SETTINGS, dataset, publish
+from tests.few_features import FEW
 
-SMALL = ("experiment=demo", "data.synthetic.rows=3000", "hardware=laptop")
+SMALL = ("experiment=demo", *FEW, "data.synthetic.rows=3000", "hardware=laptop")
 PRICES = """\
 currency: EUR
 hardware:
