@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from tests.hung import end_with_stacks, write_stacks_on_abort
-from tests.warm_server import warm_servers
+from tests.warm_server import fork_server, share_fork_server, warm_servers
 
 ROOT = Path(__file__).parents[1]
 
@@ -39,9 +39,8 @@ def nightjar_in_turn(
     TimeoutError, with the stacks of its processes, where they take more than ``timeout`` seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
-        process = multiprocessing.get_context("forkserver").Process(
-            target=_main, args=(commands, cwd, folder, dict(env))
-        )
+        given = commands, cwd, folder, dict(env), fork_server()
+        process = multiprocessing.get_context("forkserver").Process(target=_main, args=given)
         process.start()
         process.join(timeout)
         if process.is_alive():
@@ -95,7 +94,8 @@ def _ended(command: Sequence[str], folder: Path, exitcode: int | None) -> Comple
     return CompletedProcess(["nightjar", *command], code, out, err)
 
 
-def _main(commands: Sequence[Sequence[str]], cwd: Path, folder: str, env: Mapping[str, str]) -> None:
+def _main(commands: Sequence[Sequence[str]], cwd: Path, folder: str, env: Mapping[str, str], server: str) -> None:
+    share_fork_server(server)
     os.chdir(cwd)
     os.environ.update(env)
     write_stacks_on_abort()

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -85,6 +86,21 @@ def _serve(arguments: list[str], environment: dict[str, str], folder: str, hande
     if "PYTHONPATH" in environment and site.is_file():
         exec(compile(site.read_text(), site, "exec"), {"__name__": "sitecustomize"})
     os._exit(main())
+
+
+def fork_server() -> str:
+    """The address of this process's fork server, which is started where there is none."""
+    forkserver.ensure_running()
+    return str(forkserver._forkserver._forkserver_address)
+
+
+def share_fork_server(address: str) -> None:
+    """Fork from the server at ``address``, which this process was forked from.
+
+    A child of a fork server would start another one, with all its imports, and not go on with its parent's.
+    """
+    forkserver._forkserver._forkserver_address = address
+    forkserver._forkserver.ensure_running = resource_tracker.ensure_running
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from pipeline.launch.run_records import MARK, Report, clear_report, read_report,
 from pipeline.launch.stage_logs import LoggedJob, exit_hint
 from pipeline.store import Store
 from tests.commands import nightjar
+from tests.few_features import FEW
 from tests.launch.launchers import descendants_named, launched
 from tests.waits import PATIENCE, until
 
@@ -50,7 +51,7 @@ if "fork-server" in sys.orig_argv:
 
     Ingest.run = hang
 """
-SMALL = ["data.synthetic.rows=2000", "stages=[ingest]", "launch.inline=[]", "run=x"]
+SMALL = [*FEW, "data.synthetic.rows=2000", "stages=[ingest]", "launch.inline=[]", "run=x"]
 
 
 def environment(place: Path, site: str) -> dict[str, str]:
