@@ -41,7 +41,9 @@ from tests.records.made import figures, gate_record, interval
 from tests.schedule.test_base import publish
 
 RUN = "clicks-2026-01-02"
-DAY = ["publish.model=clicks", "data.day=2026-01-02"]
+# Three features in place of 39: each run reads and writes its settings several times.
+FEW = [f"~data.dense.I{n}" for n in range(2, 14)] + [f"~data.sparse.C{n}" for n in range(3, 27)]
+DAY = [*FEW, "publish.model=clicks", "data.day=2026-01-02"]
 START = "checkpoint.init_from=runs/clicks-2026-01-01/checkpoints/c/step-00000009"
 SETTINGS = {"train.lr": 0.3, "train.sparse_lr": 0.2, "train.warmup_steps": 7, "train.precision": "fp32"}
 CHANGED = [f"{path}={value}" for path, value in SETTINGS.items()]
