@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -110,15 +111,22 @@ class Runs:
         return run_nights(days, config_of, self.store, self.run, keep_going=False, deadline=deadline)
 
 
-@pytest.fixture
-def runs(tmp_path: Path) -> Runs:
-    """A published night, and one with other ``SETTINGS`` that is held."""
-    store = Store(str(tmp_path))
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a store with a published night, and one with other ``SETTINGS`` that is held."""
+    folder = tmp_path_factory.mktemp("made")
+    store = Store(str(folder))
     publish(store, 1)
-    found = Runs(store)
     store.write_bytes("runs/clicks-2026-01-01/config.yaml", to_yaml(FORMER).encode())
-    found.run(HELD)
-    return found
+    Runs(store).run(HELD)
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path, made: Path) -> Runs:
+    """The runs of a copy of the store ``made``."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return Runs(Store(str(tmp_path)))
 
 
 def spoilt_by(*paths: str) -> Callable[[Config], bool]:
