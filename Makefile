@@ -19,7 +19,7 @@ UV          := .venv/bin/uv pip compile -q --universal --python-version 3.11 --n
 	bench-quality bench-plan bench-plan-random bench-ingest bench-mappings bench-predict bench-partition bench-ssd \
 	bench-towers bench-towers-quality bench-gate bench-nights bench-busy bench-defaults bench-startup bench-scaling \
 	gpu-check bench-models bench-epochs bench-hogwild bench-widths bench-negatives bench-calibration bench-pages \
-	bench-ensembles bench-days
+	bench-ensembles bench-days bench-large-batches
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -135,6 +135,9 @@ bench-ensembles: install ## test NE of an ensemble from one training, against th
 
 bench-hogwild: install ## threads without locks against synchronous training: spread of log loss, samples/s
 	@.venv/bin/python -m benchmarks.hogwild
+
+bench-large-batches: install ## NE and samples/s of batches of 4,096 to 131,072 rows by rule of the learning rate (25 minutes)
+	@.venv/bin/python -m benchmarks.large_batches
 
 bench-train: install ## samples/s of the training loop against a plain TorchRec loop
 	@.venv/bin/python -m benchmarks.train

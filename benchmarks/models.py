@@ -13,6 +13,7 @@ over the seeds. ``adult_gap``: test AUC of the boosted trees minus that of the b
 
 from __future__ import annotations
 
+import re
 import tempfile
 import time
 from pathlib import Path
@@ -44,7 +45,7 @@ def main() -> None:
         seeds=5,
         first_seed=(FIRST_SEED, "lower ones are for choosing presets"),
         logs=(list(LOGS), None, {"nargs": "+", "choices": LOGS}),
-        rankers=(list(MODELS.names()), "dlrm is always among them", {"nargs": "+"}),
+        rankers=(list(MODELS.names()), "dlrm is always among them; dhen:model.layers=8 is one, too", {"nargs": "+"}),
         rows=(250_000, "of a planted log, a fifth of them to test on"),
         jobs=(available_cpus(), "processes at a time"),
         set=SET,
@@ -106,7 +107,8 @@ def run_seed(log: str, seed: int, rankers: tuple[str, ...], rows: int, more: lis
     with tempfile.TemporaryDirectory() as folder:
         world = [*settings_of(log, folder, seed, rows), f"seed={seed}", f"store={folder}/store", *PLAIN, *more]
         for name in rankers:
-            settings = [f"model={name}_small", *world, f"run={name}"]
+            ranker, *own = name.split(":")
+            settings = [f"model={ranker}_small", *world, *own, f"run={re.sub('[^a-z0-9_]', '-', name)}"]
             made, config = run(settings), compose(settings)
             schema, _ = read_dataset(Store(f"{folder}/store"), made["ingest"])
             vectors = tuple(column.name for column in schema.sparse)
