@@ -33,6 +33,15 @@ TRIALS = (
     Trial(rows=(1_000, 100_000) * 8, zipf=1.1, dim=16, bottom=(64,), top=(64,), batch=4_096),
     Trial(rows=(1_000, 10_000) * 4, zipf=1.1, dim=16, bottom=(512, 256), top=(512, 256), batch=2_048),
     Trial(rows=(1_000, 10_000) * 13, zipf=1.1, dim=16, bottom=(512, 256, 64), top=(512, 256), batch=1_024),
+    # Of many operations, large and small, and of few.
+    Trial(rows=(1_000,) * 8, zipf=1.1, dim=16, bottom=(64,), top=(64,), batch=256, ranker="dhen"),
+    Trial(rows=(1_000,) * 16, zipf=1.1, dim=16, bottom=(64,), top=(128, 64), batch=1_024, ranker="masknet"),
+    Trial(rows=(1_000,) * 26, zipf=1.1, dim=16, bottom=(), top=(256, 128), batch=2_048, ranker="dcnv2"),
+    Trial(rows=(1_000,) * 8, zipf=1.1, dim=16, bottom=(), top=(64,), batch=256, ranker="mlp"),
+)
+# What the few times are to say, in proportion: figures that are usual on a CPU.
+USUAL = HardwareConfig(
+    name="usual", dense_gflop_per_s=400.0, moved_gb_per_s=8.0, operation_us=15.0, step_overhead_ms=1.0
 )
 # Batches; the pipeline of several ranks reads ahead of its steps.
 WARM_UP, STEPS, AHEAD = 2, 5, 3
@@ -51,7 +60,7 @@ def quick_figures(config: Config) -> dict[str, float]:
     host = replace(config, hardware=hardware)
     timed = run_ranks(config.machine_ranks, hardware.device, _measure, host)
     # Few times tell the terms of a CPU apart only roughly: its figures are the usual ones, scaled.
-    usual = HardwareConfig(name="usual") if hardware.device == "cpu" else None
+    usual = USUAL if hardware.device == "cpu" else None
     figures: dict[str, Any] = fit_alone(timed, hardware.device, usual)
     hardware = replace(hardware, **figures)
     steps = []

@@ -28,6 +28,8 @@ class BlockCosts:
     forward: float
     parameters: int
     activations: float
+    moved: float
+    operations: float
 
 
 _COUNTED: dict[str, dict[str, BlockCosts]] = {}  # by what they depend on
@@ -88,6 +90,8 @@ def _block_costs(module: nn.Module, widths: list[int], lengths: list[int]) -> Bl
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
+    from pipeline.models.operation_counter import OperationCounter
+
     saved = dict[int, int]()
     # Alive, so that no storage's address is used twice.
     kept: list[torch.Tensor] = []
@@ -97,7 +101,7 @@ def _block_costs(module: nn.Module, widths: list[int], lengths: list[int]) -> Bl
         kept.append(value)
         return value
 
-    with FlopCounterMode(display=False) as products:
+    with FlopCounterMode(display=False) as products, OperationCounter() as counted:
         columns = [torch.zeros(sum(lengths), width, requires_grad=True) for width in widths]
         rows = torch.arange(SAMPLES).repeat_interleave(torch.tensor(lengths))
         candidates = [torch.zeros(SAMPLES, width) for width in widths]
@@ -113,6 +117,8 @@ def _block_costs(module: nn.Module, widths: list[int], lengths: list[int]) -> Bl
         forward=forward / SAMPLES,
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         activations=sum(saved.values()) / SAMPLES,
+        moved=counted.moved / SAMPLES,
+        operations=counted.operations,
     )
 
 

@@ -22,6 +22,9 @@ from pipeline.specs.model import ModelCosts, ModelInputs, task_inputs
 from pipeline.specs.optimizers import TableOptimizer
 
 FLOAT = 4
+# Values that a step reads and writes for each parameter of the dense part: its gradient and the products' copy of it in
+# 16 bits, then Adam's step, which reads four values and writes three.
+PER_PARAMETER = 10
 # Bytes that memory moves at least: a processor's cache line.
 LINE = 64
 # Bytes that a disk moves at least.
@@ -66,7 +69,7 @@ NO_EVENTS = EventLengths()
 def timed_costs(model: ModelConfig, schema: DatasetSchema, events: EventLengths, samples: int) -> ModelCosts:
     """Sum the costs of all sequence blocks by their time, per sample of a batch of ``samples``."""
     blocks = sequence_costs(model, schema, events.measured)
-    factors = {}
+    factors, parts_of = {}, {}
     for sequence in schema.sequences:
         block = blocks[sequence.name]
         # Where a batch is worked on in parts, the forward pass runs twice. It is a third of a block without products.
@@ -75,10 +78,14 @@ def timed_costs(model: ModelConfig, schema: DatasetSchema, events: EventLengths,
         if events.most is not None:
             parts = samples * events.mean_length(sequence.name, sequence.max_length) / events.most
         factors[sequence.name] = 1.0 + forward * (parts > 1)
+        # Every part calls all of the block's operations.
+        parts_of[sequence.name] = factors[sequence.name] * max(parts, 1.0)
     return ModelCosts(
         flop=sum(block.flop * factors[name] for name, block in blocks.items()),
         parameters=sum(block.parameters for block in blocks.values()),
         activations=round(sum(block.activations * factors[name] for name, block in blocks.items())),
+        moved=sum(block.moved * factors[name] for name, block in blocks.items()),
+        operations=sum(block.operations * parts_of[name] for name, block in blocks.items()),
     )
 
 
@@ -200,12 +207,21 @@ def dense_ms(costs: ModelCosts, hardware: HardwareConfig, batch: int) -> float:
         batch: Samples of a step on all ranks.
     """
     samples = local_batch(batch, hardware.world_size)
-    # Compute by FLOPs and activations by bytes add up: they are different kernels, one after the other.
+    # Compute by FLOPs and the rest by bytes add up: they are different kernels, one after the other.
     compute = samples * costs.flop / hardware.dense_gflop_per_s / 1e6
-    memory = samples * costs.activations * FLOAT / hardware.dense_gb_per_s / BYTES_PER_MS
+    if hardware.moved_gb_per_s:
+        memory = moved_bytes(costs, samples) / hardware.moved_gb_per_s / BYTES_PER_MS
+    else:
+        memory = samples * costs.activations * FLOAT / hardware.dense_gb_per_s / BYTES_PER_MS
+    calls = costs.operations * hardware.operation_us / 1e3
     gradients = all_reduce_ms(hardware, costs.parameters * FLOAT)
     latency = latency_ms(hardware) if hardware.world_size > 1 else 0.0
-    return compute + memory + gradients + latency
+    return compute + memory + calls + gradients + latency
+
+
+def moved_bytes(costs: ModelCosts, samples: int) -> float:
+    """Count the bytes that the dense part reads and writes in a step of ``samples`` samples, products left out."""
+    return FLOAT * (samples * costs.moved + PER_PARAMETER * costs.parameters)
 
 
 def dense_costs(
@@ -215,12 +231,7 @@ def dense_costs(
     costs = vector_costs(model, schema)
     if not schema.sequences:
         return costs
-    blocks = timed_costs(model, schema, events, samples)
-    return ModelCosts(
-        flop=costs.flop + blocks.flop,
-        parameters=costs.parameters + blocks.parameters,
-        activations=costs.activations + blocks.activations,
-    )
+    return costs.plus(timed_costs(model, schema, events, samples))
 
 
 def vector_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
@@ -237,9 +248,7 @@ def vector_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
             values += dim
     if not weights:
         return costs
-    return ModelCosts(
-        flop=costs.flop + 6 * weights, parameters=costs.parameters + weights, activations=costs.activations + values
-    )
+    return costs.plus(ModelCosts(flop=6 * weights, parameters=weights, activations=values))
 
 
 def step_ms(phases: Mapping[str, float]) -> float:

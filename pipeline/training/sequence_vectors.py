@@ -19,10 +19,68 @@ from pipeline.models.sequence_encoders import build_sequences
 from pipeline.records.dataset import DatasetSchema
 
 Part = tuple[int, int]  # samples, events
+# Numbers of events, and of samples, between two powers of two that a block is given on a CPU. More of them mean less to
+# fill up, and more kernels to make.
+SHAPES = 16
+
+
+class FilledUp:
+    """A ``SequenceVector`` that a training on a CPU gives few different numbers of events and samples.
+
+    oneDNN makes a kernel for every shape of a product, which takes longer than the product itself, and keeps a thousand
+    of them. Batches hardly ever have the same number of events, so samples of zeros fill them up to one of ``SHAPES``
+    between two powers of two. The vectors of these are left out again, so they add nothing to a gradient.
+
+    Args:
+        vector: Called with columns, rows, candidates and the number of samples.
+        longest: Events that a sample has at most.
+    """
+
+    def __init__(self, vector: nn.Module, longest: int) -> None:
+        self._vector, self._longest = vector, longest
+
+    def __call__(
+        self, columns: Sequence[Tensor], rows: Tensor, candidates: Sequence[Tensor | None], samples: int
+    ) -> Tensor:
+        """Return a vector of each sample, [samples, D]."""
+        more_samples, more_events = fill_up(samples, len(rows), self._longest)
+        vectors: Tensor
+        if not more_samples or not self._vector.training or rows.device.type != "cpu":
+            vectors = self._vector(columns, rows, candidates, samples)
+            return vectors
+        lengths = torch.full((more_samples,), more_events // more_samples)
+        lengths[: more_events % more_samples] += 1
+        added = torch.arange(samples, samples + more_samples).repeat_interleave(lengths)
+        columns = [nn.functional.pad(column, (0, 0, 0, more_events)) for column in columns]
+        padded: list[Tensor | None] = []
+        for candidate in candidates:
+            if candidate is not None:
+                candidate = nn.functional.pad(candidate, (0, 0, 0, more_samples))
+            padded.append(candidate)
+        vectors = self._vector(columns, torch.cat([rows, added]), padded, samples + more_samples)
+        return vectors[:samples]
+
+
+def fill_up(samples: int, events: int, longest: int) -> Part:
+    """Return the samples and events to add, so that both numbers are among the ``SHAPES`` of their power of two.
+
+    Every sample that is added has 1 to ``longest`` events.
+    """
+    if longest == 1:
+        # As many events as samples, in every batch.
+        return 0, 0
+    step = max((1 << (events.bit_length() - 1)) // SHAPES, 1)
+    by = max((1 << (samples.bit_length() - 1)) // SHAPES, 1)
+    # Up to ``step`` - 1 events more than samples are added, and each sample can have ``longest`` - 1 more than one.
+    least = -(-(step - 1) // (longest - 1))
+    more = least + -(samples + least) % by
+    if not more:
+        more = by
+    return more, more + -(events + more) % step
 
 
 def encode_in_parts(
-    vector: nn.Module,
+    vector: FilledUp | nn.Module,
     most: int | None,
     columns: Sequence[Tensor],
     rows: Tensor,
@@ -96,7 +154,9 @@ class SequenceEncoders(nn.Module):
         self._columns: dict[str, list[str]] = {}
         # For each column of events the sample's own feature from the same table, with which the block compares them.
         self._candidates: dict[str, list[str | None]] = {}
+        self._longest: dict[str, int] = {}
         for sequence in schema.sequences:
+            self._longest[sequence.name] = sequence.max_length
             self._columns[sequence.name] = [column.name for column in sequence.columns]
             self._candidates[sequence.name] = [column.table or None for column in sequence.columns]
 
@@ -128,7 +188,7 @@ class SequenceEncoders(nn.Module):
             candidates: list[Tensor | None] = []
             for each in self._candidates[name]:
                 candidates.append(None if each is None else taken.pooled[each])
-            vector = self.vectors[name]
+            vector = FilledUp(self.vectors[name], self._longest[name])
             vectors.append(encode_in_parts(vector, self._most, values, rows, candidates, taken.samples))
         return torch.stack(vectors, dim=1)
 

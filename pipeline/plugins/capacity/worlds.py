@@ -48,6 +48,8 @@ APART = {
 SPEEDS = {
     "dense_gflop_per_s": "GFLOP/s",
     "dense_gb_per_s": "GB/s",
+    "moved_gb_per_s": "GB/s",
+    "operation_us": "us",
     "lookup_ns": "ns",
     "update_ns": "ns",
     "table_overhead_us": "us",
@@ -292,6 +294,8 @@ def predict_scale(
     values = figures(config.hardware)
     measured, assumed = dict[str, ScaleFigure](), dict[str, ScaleFigure]()
     for name, unit in {MEMORY[config.hardware.device]: "GB/s", **SPEEDS}.items():
+        if name not in values:
+            continue
         if name in calibrated and cached is not None:
             measured[name] = ScaleFigure(value=values[name], unit=unit, source=f"calibration of {cached.day}")
         else:
