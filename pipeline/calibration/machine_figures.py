@@ -175,8 +175,8 @@ def _train_all(jobs: list[tuple[Config, str, Plan]]) -> list[float]:
 
 def step_time(config: Config, schema: DatasetSchema, profile: Profile, ms: float) -> StepTime:
     """The ``ms`` of a step of a trial with whole tables, and what the cost model knows of it without the dense part."""
-    free = {"dense_gflop_per_s": 1e12, "moved_gb_per_s": 1e12, "operation_us": 0.0, "step_overhead_ms": 0.0}
-    blind = replace(config.hardware, **free)
+    fast = replace(config.hardware, dense_gflop_per_s=1e12, moved_gb_per_s=1e12)
+    blind = replace(fast, operation_us=0.0, step_overhead_ms=0.0)
     inputs = PlanInputs.of(replace(config, hardware=blind), schema, profile)
     known, costs = predict(whole_tables(config, schema, profile), inputs), dense_costs(config.model, schema)
     batch = local_batch(config.train.batch, config.world_size)
