@@ -61,8 +61,22 @@ def test_links_and_steps_are_fitted_by_their_terms():
     assert fit_links(links) == pytest.approx({"intra_host_latency_us": 300.0, "intra_host_gb_per_s": 2.0})
     assert fit_links([]) == {}
     steps = [
-        StepTime(ms=1.0 + 1.4 * k + g / 400 * 1e3 + m / 3 + 2.5, known_ms=1.0 + k, kernels_ms=k, gflop=g, megabytes=m)
-        for g, m, k in ((0.1, 1.0, 3.0), (5.0, 10.0, 1.0), (1.0, 40.0, 9.0), (10.0, 15.0, 2.0), (3.0, 2.0, 20.0))
+        StepTime(
+            ms=1.0 + 1.4 * kernels + gflop / 400 * 1e3 + moved / 3 + 0.02 * calls + 2.5,
+            known_ms=1.0 + kernels,
+            kernels_ms=kernels,
+            gflop=gflop,
+            megabytes=moved,
+            operations=calls,
+        )
+        for gflop, moved, kernels, calls in (
+            (0.1, 1.0, 3.0, 50),
+            (5.0, 10.0, 1.0, 120),
+            (1.0, 40.0, 9.0, 300),
+            (10.0, 15.0, 2.0, 80),
+            (3.0, 2.0, 20.0, 200),
+            (0.5, 3.0, 1.0, 400),
+        )
     ]
     found, slowdown = fit_steps(steps)
     assert slowdown == pytest.approx(1.4)
@@ -70,7 +84,8 @@ def test_links_and_steps_are_fitted_by_their_terms():
         "ddr_gb_per_s": pytest.approx(5.0),
         "update_ns": pytest.approx(7.0),
     }
-    assert found == pytest.approx({"dense_gflop_per_s": 400.0, "dense_gb_per_s": 3.0, "step_overhead_ms": 2.5})
+    rates = {"dense_gflop_per_s": 400.0, "moved_gb_per_s": 3.0, "operation_us": 20.0, "step_overhead_ms": 2.5}
+    assert found == pytest.approx(rates)
 
 
 def test_a_term_that_does_not_show_never_gets_a_negative_cost():

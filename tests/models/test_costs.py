@@ -16,6 +16,7 @@ from pipeline.config.compose import compose
 from pipeline.core.errors import ConfigError
 from pipeline.models.build import build_model
 from pipeline.models.costs import model_costs
+from pipeline.models.operation_counter import PRODUCT_CALLS, OperationCounter
 from pipeline.models.settings import DlrmConfig
 from pipeline.planning import PlanInputs
 from pipeline.planning.cost import FLOAT, dense_costs
@@ -71,6 +72,25 @@ def test_what_a_dlrm_is_charged_with_by_hand() -> None:
     assert found.parameters == bottom + top + 6 + 8 + 5 + 1
     # Outputs of the linear layers, the vectors side by side, their products, what the top MLP takes of these.
     assert found.activations == (6 + 8 + 5 + 1) + 5 * 8 + 5**2 + (8 + 10)
+
+
+def test_operations_are_counted_by_what_they_read_and_write() -> None:
+    x, weight = torch.zeros(5, 3, requires_grad=True), torch.zeros(4, 3)
+    with OperationCounter() as counter:
+        # A product and a view of it, then ReLU, which reads and writes each value.
+        torch.mm(x, weight.t()).view(20).relu()
+    assert (counter.operations, counter.moved) == (PRODUCT_CALLS + 1, 2 * 20)
+    with OperationCounter() as counter:
+        torch.empty(7).zero_()
+    assert (counter.operations, counter.moved) == (1, 2 * 7), "room alone is no work"
+
+
+def test_what_a_model_calls_does_not_grow_with_the_samples_and_what_it_moves_does() -> None:
+    few = model_costs(DlrmConfig(bottom_mlp=[6], top_mlp=[5]), inputs(3, 4, 8))
+    deep = model_costs(DlrmConfig(bottom_mlp=[6], top_mlp=[5, 5, 5]), inputs(3, 4, 8))
+    # Each layer more: a product forward and two backward, its bias' gradient, ReLU and what that does backward.
+    assert deep.operations - few.operations == 2 * (3 * PRODUCT_CALLS + 3)
+    assert few.moved > few.activations
 
 
 class Gelu(nn.Module):

@@ -8,7 +8,7 @@ from pipeline.config.sequences import SequenceOptions
 from pipeline.core.registry import with_options
 from pipeline.models.layers import SequenceVector, initialise
 from pipeline.specs import SEQUENCE_BLOCKS, BlockInputs
-from pipeline.training.sequence_vectors import encode_in_parts, split_samples
+from pipeline.training.sequence_vectors import SHAPES, FilledUp, encode_in_parts, fill_up, split_samples
 
 DIM, LENGTHS = 8, [3, 1, 9, 2, 2, 1, 7, 4]
 BLOCKS = [
@@ -40,14 +40,15 @@ def inputs(lengths, dtype=torch.float64):
     return columns, rows, [candidate, None], len(lengths)
 
 
-def result(vector, most, lengths=LENGTHS, dtype=torch.float64):
-    """Vectors, and the gradients of inputs and parameters."""
+def result(vector, most, lengths=LENGTHS, dtype=torch.float64, module=None):
+    """Vectors, and the gradients of inputs and of the parameters of ``module``, or of ``vector``."""
     columns, rows, candidates, samples = inputs(lengths, dtype)
-    vector.zero_grad()
+    module = module or vector
+    module.zero_grad()
     vectors = encode_in_parts(vector, most, columns, rows, candidates, samples)
     weights = torch.linspace(-1, 1, vectors.numel(), dtype=vectors.dtype).view_as(vectors)
     (vectors * weights).sum().backward()
-    taken = [*columns, candidates[0], *vector.parameters()]
+    taken = [*columns, candidates[0], *module.parameters()]
     return [vectors.detach(), *(each.grad if each.grad is None else each.grad.clone() for each in taken)]
 
 
@@ -73,6 +74,42 @@ def test_vectors_and_gradients_are_those_of_all_events_at_once(name, options, mo
             assert parts is None
         else:
             torch.testing.assert_close(parts, whole, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("longest", [2, 10, 200])
+@pytest.mark.parametrize(("samples", "mean"), [(512, 6.5), (3, 1.5), (4096, 1.9), (1, 1.0)])
+def test_batches_of_like_length_have_few_shapes(samples: int, mean: float, longest: int) -> None:
+    shapes = set()
+    mean = min(mean, longest)
+    for events in range(round(samples * mean * 0.95), round(samples * mean * 1.05) + 1):
+        more_samples, more_events = fill_up(samples, max(events, samples), longest)
+        assert more_samples <= more_events <= more_samples * longest, "each one that is added has 1 to longest events"
+        shapes.add((samples + more_samples, max(events, samples) + more_events))
+    # A tenth of a power of two is at most two steps of SHAPES, and such a power may end within it.
+    assert len(shapes) <= 5 and SHAPES == 16
+    assert fill_up(samples, samples, 1) == (0, 0), "a batch has one shape anyway"
+
+
+@pytest.mark.parametrize("most", [None, 7])
+@pytest.mark.parametrize(("name", "options"), BLOCKS)
+def test_what_fills_a_batch_up_changes_no_vector_and_no_gradient(name, options, most):
+    vector, filled = vector_of(name, options), vector_of(name, options)
+    whole = result(vector, most)
+    seen = []
+    filled.register_forward_pre_hook(lambda module, given: seen.append((given[3], len(given[1]))))
+    found = result(FilledUp(filled, 200), most, module=filled)
+    assert all(shape[1] > 0 for shape in seen) and seen[0] != (len(LENGTHS), sum(LENGTHS))
+    for expected, one in zip(whole, found, strict=True):
+        if expected is None:
+            assert one is None
+        else:
+            torch.testing.assert_close(one, expected, rtol=1e-12, atol=1e-12)
+    with torch.no_grad():
+        filled.eval()
+        columns, rows, candidates, samples = inputs(LENGTHS)
+        seen.clear()
+        FilledUp(filled, 200)(columns, rows, candidates, samples)
+    assert seen == [(len(LENGTHS), sum(LENGTHS))], "an evaluation has shapes of its own"
 
 
 @pytest.mark.parametrize(("name", "options"), BLOCKS)
