@@ -1,4 +1,4 @@
-"""From measurements to the figures of ``HardwareConfig``: least squares over the terms of the cost model. No torch."""
+"""Least-squares fits of the figures of ``HardwareConfig`` to measurements, by the cost model's terms. No torch."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from numpy.typing import NDArray
 from pipeline.config.hardware import HardwareConfig
 from pipeline.planning.cost import BYTES_PER_MS, FLOAT, LINE
 
-# Bounds of the figures of terms that no measurement shows: a cost too small to see is no cost.
+# Bounds of the fitted figures. A term too small to measure fits to a cost of 0, which would be an infinite rate.
 LARGEST_RATE, LEAST_COST = 1e6, 1e-3
-# The weight of usual costs beside one time, and the share by which kernels usually take longer in a step than alone.
+# The weight of the usual costs relative to one measured time, and the share by which kernels usually take longer in a
+# step than alone.
 PRIOR, USUALLY_LONGER = 0.5, 0.3
 LEAST_SHARE = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelTime:
-    """Ms of a lookup and an update of ``tables`` tables, each with ``columns`` columns and ``lookups`` ids."""
+    """Times in ms of a lookup and an update of ``tables`` tables, each with ``columns`` columns and ``lookups`` ids."""
 
     tables: int
     columns: int
@@ -32,7 +33,7 @@ class KernelTime:
 
 @dataclass(frozen=True, kw_only=True)
 class LinkTime:
-    """Ms of an all-to-all in which every rank sends ``bytes_away`` to the others."""
+    """Time in ms of an all-to-all in which every rank sends ``bytes_away`` to the others."""
 
     bytes_away: float
     ms: float
@@ -40,10 +41,10 @@ class LinkTime:
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
-    """Ms of a training step; ``known_ms``: of the tables and the exchanges, by the cost model.
+    """Time in ms of a training step.
 
-    ``kernels_ms``: the lookups' and updates' part of it. ``gflop``, ``megabytes`` (moved) and ``operations``: the dense
-    part's on one rank.
+    ``known_ms`` is the time of the tables and the exchanges by the cost model, ``kernels_ms`` its part for lookups and
+    updates. ``gflop``, ``megabytes`` (moved) and ``operations`` describe the dense part on one rank.
     """
 
     ms: float
@@ -57,7 +58,7 @@ class StepTime:
 def fit_kernels(times: Sequence[KernelTime], device: str, usual: HardwareConfig | None = None) -> dict[str, float]:
     """Fit memory bandwidth and the fixed costs of a table and of an id to times of the lookup and update kernel.
 
-    ``usual``: figures that the few times of a quick measurement scale; None: only the times count.
+    ``usual``: figures to scale, for a quick measurement with too few times for a fit; None: fit to the times alone.
     """
     design, spent = [], []
     for time in times:
@@ -90,8 +91,8 @@ def fit_links(times: Sequence[LinkTime]) -> dict[str, float]:
 def fit_steps(times: Sequence[StepTime], usual: HardwareConfig | None = None) -> tuple[dict[str, float], float]:
     """Fit rates of the dense part and the overhead of a step to the time of whole steps beyond their known part.
 
-    ``usual``: as in ``fit_kernels``. Also the factor, at least 1, by which kernels are slower in a step than alone: its
-    dense part empties the caches.
+    ``usual``: as in ``fit_kernels``. Also returns the factor, at least 1, by which kernels are slower in a step than
+    alone, because the dense part of a step empties the caches.
     """
     design, rest = [], []
     for time in times:
@@ -113,11 +114,11 @@ def fit_steps(times: Sequence[StepTime], usual: HardwareConfig | None = None) ->
 
 
 def slower_kernels(figures: Mapping[str, float], factor: float) -> dict[str, float]:
-    """The figures of ``fit_kernels`` for kernels that take ``factor`` times as long."""
+    """Return the figures of ``fit_kernels`` for kernels that take ``factor`` times as long."""
     slower = {}
     for name, value in figures.items():
         if name in ("ddr_gb_per_s", "hbm_gb_per_s"):
-            # The one figure that is a rate, not a time.
+            # Bandwidth is a rate, and the other figures are times.
             slower[name] = value / factor
         elif name in ("lookup_ns", "update_ns", "table_overhead_us"):
             slower[name] = value * factor
@@ -127,7 +128,7 @@ def slower_kernels(figures: Mapping[str, float], factor: float) -> dict[str, flo
 def _fit(
     design: Sequence[Sequence[float]], spent: Sequence[float], prior: Sequence[float] | None = None
 ) -> NDArray[np.float64]:
-    """Costs of the terms, none negative, with the least squares of relative errors; ``prior``: usual costs."""
+    """Fit nonnegative costs of the terms by least squares of the relative errors; ``prior``: usual costs."""
     from scipy.optimize import nnls
 
     terms, ms = np.asarray(design), np.asarray(spent)
@@ -135,8 +136,8 @@ def _fit(
     if prior is None:
         costs: NDArray[np.float64] = nnls(rows, ones)[0]
         return costs
-    # Scaled to the times, each usual cost counts like an observation of weight PRIOR: terms that the times hardly tell
-    # apart keep their usual proportions, and none falls below LEAST_SHARE of its own.
+    # The usual costs are scaled to the measured times, and each counts as an observation of weight PRIOR. Terms that
+    # the times hardly tell apart keep their usual proportions, and none falls below LEAST_SHARE of its usual cost.
     usual = np.asarray(prior) * float(np.median(ms / (terms @ np.asarray(prior))))
     rows, ones = np.vstack([rows, PRIOR * np.diag(1 / usual)]), np.append(ones, np.full(len(usual), PRIOR))
     return np.maximum(nnls(rows, ones)[0], usual * LEAST_SHARE)
@@ -147,7 +148,7 @@ def _gb_per_s(ms_per_megabyte: float) -> float:
 
 
 def hardware_yaml(hardware: HardwareConfig, measured: Sequence[str], note: str) -> str:
-    """The text of a file in ``conf/hardware``; ``measured`` names the fields that are not assumed."""
+    """Return the text of a file in ``conf/hardware``; ``measured`` names the fields that are not assumed."""
     lines = [f"# {note}"]
     for name, value in asdict(hardware).items():
         if value is None:

@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 # Keys of the machines and settings that this process measured.
 _taken_here = set[str]()
 PACKAGES = ("torch", "torchrec")
-# The terms of the cost model that figures were fitted to; another number where these change.
+# The terms of the cost model that figures are fitted to; another number when these change.
 TERMS = 2
-# Where a GPU cannot be measured: an H100's (conf/hardware/h100x8.yaml).
+# An H100's figures (conf/hardware/h100x8.yaml), used where a GPU cannot be measured.
 GPU_FIGURES = {
     "hbm_gb_per_s": 2500.0,
     "hbm_to_ddr_gb_per_s": 52.8,
@@ -41,11 +41,11 @@ GPU_FIGURES = {
 
 @dataclass(frozen=True, kw_only=True)
 class CachedHardware:
-    """What is kept: the ``machine`` that was measured, the ``day`` (ISO), the ``seconds`` it took, and the figures.
+    """A measurement: its ``machine``, the ``day`` (ISO), the ``seconds`` that it took, and the figures.
 
-    ``revision``: 0 for the first measurement, which plans do not name; of one by order a mark of its figures, the same
-    wherever they are kept. ``loaded``: other programs were at work meanwhile, so a later process measures again, once,
-    when they are not; that measurement has the next revision.
+    ``revision``: 0 for the first measurement, which plans do not name. ``measure_again`` derives it from the figures,
+    so that it is the same wherever they are kept. ``loaded``: other programs disturbed the measurement, so a later
+    process measures once more when they are gone; that measurement has the next revision.
     """
 
     machine: dict[str, Any]
@@ -59,7 +59,7 @@ class CachedHardware:
 def with_figures(config: Config) -> Config:
     """Fill in the figures that ``hardware.measured`` names, rounded to three digits.
 
-    They are measured at most once for machine and settings, and not at all where none is named.
+    They are measured at most once per machine and settings, and not at all if it names none.
     """
     names = config.hardware.measured
     if not names:
@@ -74,12 +74,12 @@ def with_figures(config: Config) -> Config:
 
 
 def find_kept(config: Config) -> CachedHardware | None:
-    """The figures of an earlier measurement on such a machine; None where there is none that can be read."""
+    """Return the figures of an earlier measurement on such a machine; None if there are none that can be read."""
     try:
         cached = CachedHardware(**json.loads(known_figures(_key(config)).read_text()))
     except (OSError, ValueError, TypeError, PackageNotFoundError):
         return None
-    # Plans can use some figures, all of them numbers that the hardware may have.
+    # A plan needs at least one figure, and every figure must be finite and not negative, every rate positive.
     if not (isinstance(cached.figures, dict) and cached.figures and isinstance(cached.seconds, (int, float))):
         return None
     if not (isinstance(cached.day, str) and isinstance(cached.revision, int)):
@@ -93,7 +93,7 @@ def find_kept(config: Config) -> CachedHardware | None:
 
 
 def measure_again(config: Config) -> CachedHardware:
-    """Measure this machine anew for ``hardware=auto``; the plans that use its figures are made anew, too.
+    """Measure this machine again for ``hardware=auto``, so that plans that use its figures are made again, too.
 
     Raises:
         ConfigError, LaunchError: The machine cannot be measured. What was kept stays.
@@ -102,7 +102,7 @@ def measure_again(config: Config) -> CachedHardware:
 
     began = cpu_times()
     figures, ended = _round(quick_figures(config)), cpu_times()
-    # A number above 0 that stands for these figures.
+    # Derive the revision from the figures. It is above 0, which stands for the first measurement.
     text = json.dumps(figures, sort_keys=True)
     revision = 1 + int(hashlib.sha256(text.encode()).hexdigest()[:12], 16)
     return keep(config, figures, ended.clock - began.clock, revision, loaded=is_disturbed(began, ended))
@@ -120,14 +120,14 @@ def calibration_revision(config: Config) -> int:
 
 
 def _is_due(config: Config, cached: CachedHardware) -> bool:
-    # This machine is measured again where other programs disturbed the figures, and are gone. Not by the process that
-    # took them: a plan and its key, made before and after, must have the same answer.
+    # Measure again if other programs disturbed the figures and are gone now. The process that took the figures does
+    # not: a plan and its key, computed before and after, must use the same revision.
     return cached.loaded and _key(config) not in _taken_here and not _was_busy()
 
 
 @functools.cache
 def _was_busy() -> bool:
-    # As this process asked first: later, its own stages load the machine.
+    # Cached at the first call, because this process's own stages load the machine later.
     return is_busy()
 
 
@@ -138,7 +138,7 @@ def _round(figures: dict[str, float]) -> dict[str, float]:
 def keep(
     config: Config, figures: dict[str, float], seconds: float, revision: int = 0, *, loaded: bool = False
 ) -> CachedHardware:
-    """Keep ``figures`` for later plans; where the folder cannot be written, they serve this one only."""
+    """Keep ``figures`` for later plans; if the folder cannot be written, only this plan uses them."""
     cached = CachedHardware(
         machine=identity(config),
         day=time.strftime("%Y-%m-%d"),
@@ -159,10 +159,10 @@ def keep(
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """What the figures depend on: processor or GPU, cores, ranks, threads, precision and versions."""
+    """Return what the figures depend on: processor or GPU, cores, ranks, threads, precision and versions."""
     cards = []
     if config.hardware.device == "cuda":
-        # By name only: a host's cards of one kind are interchangeable.
+        # Names suffice, because a host's cards of one kind are interchangeable.
         cards = sorted({card.name for card in gpus()})
     return {
         "processor": processor(),
@@ -195,7 +195,7 @@ def _measure(config: Config, revision: int, former: CachedHardware | None = None
         usual = GPU_FIGURES if config.hardware.device == "cuda" else {}
         return CachedHardware(machine=identity(config), day="", seconds=0.0, figures=usual)
     ended = cpu_times()
-    # Whoever waits for an idle machine may wait for ever: the second measurement stays, and plans with it.
+    # A second measurement is final even if it was disturbed, because a busy machine may never become idle.
     loaded = former is None and is_disturbed(began, ended)
     cached = keep(config, figures, ended.clock - began.clock, revision, loaded=loaded)
     _taken_here.add(_key(config))

@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 STEPS = 20
-# Tables of a thousand to a million rows, as in real models: small ones alone would leave the caches to the dense part.
-# Small and large MLPs, few and many tables, all batch sizes: dominated by overhead, by products or by activations.
+# Tables have a thousand to a million rows, as in real models: small ones alone would leave the caches to the dense
+# part. Small and large MLPs, few and many tables and different batch sizes give steps that are dominated by overhead,
+# by matrix products or by activations.
 TRIALS = (
     Trial(rows=spread_rows(4), zipf=1.1, dim=16, bottom=(16,), top=(16,), batch=512),
     Trial(rows=spread_rows(8), zipf=1.1, dim=32, bottom=(512, 256), top=(512, 256), batch=4096),
@@ -54,14 +55,14 @@ TRIALS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """``hardware`` with the fields ``measured`` replaced; ``error``: of the fit to whole steps, a share."""
+    """``hardware`` with the fields ``measured`` replaced; ``error``: median relative error of whole steps."""
 
     hardware: HardwareConfig
     measured: tuple[str, ...]
     error: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for ``--json``."""
+        """Return plain data for ``--json``."""
         return dataclasses.asdict(self)
 
 
@@ -71,7 +72,7 @@ def calibrate(config: Config, disk: Path | None) -> Calibration:
     Capacities and the links between hosts, which one machine cannot show, keep their figures.
 
     Args:
-        config: With the preset's hardware.
+        config: The configuration with the preset's hardware.
         disk: A folder on the disk to read; None: no disk.
 
     Raises:
@@ -95,7 +96,7 @@ def calibrate(config: Config, disk: Path | None) -> Calibration:
     rates, slowdown = fit_steps(steps)
     figures |= rates | slower_kernels(figures, slowdown)
     final = replace(config.hardware, **figures, measured=[])
-    # The fitted figures' relative error for each of the very steps that they were fitted to.
+    # The relative error of the fitted figures for each step that they were fitted to.
     errors = []
     for step in steps:
         dense = step.gflop / final.dense_gflop_per_s * 1e3 + step.megabytes / final.moved_gb_per_s
@@ -109,7 +110,7 @@ def fit_alone(timed: Sequence[Mapping[str, Any]], device: str, usual: HardwareCo
     """Fit figures of kernels, links, copies and memory to what each rank measured; ``usual``: as in ``fit_kernels``."""
     kernels = []
     for times in zip(*(rank["kernels"] for rank in timed), strict=True):
-        # One record for the ranks' records of one shape: the first one's counts, and median times.
+        # Merge the ranks' records of one shape: the counts of the first one, and median times.
         record = dict(times[0])
         for name in ("lookup_ms", "update_ms"):
             record[name] = statistics.median(time[name] for time in times)
@@ -119,14 +120,14 @@ def fit_alone(timed: Sequence[Mapping[str, Any]], device: str, usual: HardwareCo
     links = [LinkTime(**time) for time in timed[0]["links"]]
     figures |= fit_links(links)
     process = max(rank["process_bytes"] for rank in timed) / GIB
-    # Some kernels, as gVisor's, do not say.
+    # Some kernels, such as gVisor's, do not report a process's memory.
     if process:
         figures["process_gib"] = process
     return figures | timed[0]["copies"]
 
 
 def _time_rank(config: Config) -> dict[str, Any]:
-    """On one rank: its memory before the timings, then kernel and link times, as plain data."""
+    """Measure on one rank its memory before the timings, then kernel and link times; returns plain data."""
     import torch.distributed as dist
 
     from pipeline.embeddings.ssd.diagnostics import pss_bytes
@@ -140,14 +141,14 @@ def _time_rank(config: Config) -> dict[str, Any]:
 
 
 def copy_rate(device: torch.device) -> dict[str, float]:
-    """The rate of copies from host memory to a GPU, by its name in the hardware; {} on a CPU."""
+    """Return the rate of copies from host memory to a GPU, by its name in the hardware; {} on a CPU."""
     if device.type != "cuda":
         return {}
     return {"hbm_to_ddr_gb_per_s": time_copies(device)}
 
 
 def _time_steps(config: Config) -> list[StepTime]:
-    """Whole steps of every trial by the training loop, and the part of them that the cost model knows."""
+    """Time whole steps of every trial in the training loop, with the part of them that the cost model knows."""
     jobs, datasets = [], []
     with tempfile.TemporaryDirectory() as folder:
         for number, trial in enumerate(TRIALS):
@@ -164,7 +165,7 @@ def _time_steps(config: Config) -> list[StepTime]:
 
 
 def _train_all(jobs: list[tuple[Config, str, Plan]]) -> list[float]:
-    """On one rank: ms of a step of every job."""
+    """Return the ms of a step of every job, measured on one rank."""
     times = []
     for number, (config, folder, plan) in enumerate(jobs, start=1):
         times.append(measure_training(config, folder, plan)["step_ms"])
@@ -174,7 +175,7 @@ def _train_all(jobs: list[tuple[Config, str, Plan]]) -> list[float]:
 
 
 def step_time(config: Config, schema: DatasetSchema, profile: Profile, ms: float) -> StepTime:
-    """The ``ms`` of a step of a trial with whole tables, and what the cost model knows of it without the dense part."""
+    """Return a trial's step of ``ms`` with whole tables, and what the cost model knows of it without the dense part."""
     fast = replace(config.hardware, dense_gflop_per_s=1e12, moved_gb_per_s=1e12)
     blind = replace(fast, operation_us=0.0, step_overhead_ms=0.0)
     inputs = PlanInputs.of(replace(config, hardware=blind), schema, profile)

@@ -34,11 +34,11 @@ def run_ranks(world: int, device: str, function: Callable[..., Any], *arguments:
         The answers in the order of ranks.
 
     Raises:
-        NightjarError: A rank's own.
+        NightjarError: The error that a rank raised.
         LaunchError: A rank died without an error or ended without an answer, or all were silent for LIMIT_SECONDS.
     """
-    # A fork saves ranks the import of torch, but has no CUDA and no pools of threads: there must be no threads that
-    # Python did not start. Where /proc does not say how many there are, nothing is forked.
+    # Forking saves the ranks the import of torch, but CUDA and native thread pools do not survive a fork. So it is used
+    # only on CPUs, and only if /proc shows that Python started every thread of this process.
     method = "spawn"
     if device == "cpu" and "torchrec" in sys.modules:
         with contextlib.suppress(OSError):
@@ -57,17 +57,17 @@ def run_ranks(world: int, device: str, function: Callable[..., Any], *arguments:
             return _collect(ranks, messages)
         finally:
             for process in ranks:
-                # After another's failure.
+                # A rank may still run if another one failed.
                 process.terminate()
                 process.join(END_SECONDS)
-                # One that hangs in what its signal cannot end.
+                # Kill a rank that SIGTERM could not end.
                 process.kill()
                 process.join()
 
 
 def _collect(ranks: list[Any], messages: Any) -> list[Any]:
     answers: dict[int, Any] = {}
-    # Those that had ended before the last wait, so what they said has arrived.
+    # Ranks that had ended before the last wait, so their messages have arrived.
     ended: list[int] = []
     silent = 0.0
     while len(answers) < len(ranks):
@@ -96,7 +96,7 @@ def _collect(ranks: list[Any], messages: Any) -> list[Any]:
             logging.getLogger(content.name).handle(content)
         else:
             answers[rank] = content
-    # All have answered; one may hang as it leaves the group.
+    # All ranks have answered, but one may hang as it leaves the group.
     for process in ranks:
         process.join(END_SECONDS)
     return [answers[rank] for rank in range(len(ranks))]
@@ -110,7 +110,7 @@ def _run_rank(
     import torch
     import torch.distributed as dist
 
-    # A launcher's handlers are not a rank's business.
+    # A rank must not run the launcher's signal handlers.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     warnings.simplefilter("ignore")
@@ -127,7 +127,8 @@ def _run_rank(
     except NightjarError as error:
         messages.put(("failed", rank, error.to_json()))
     except (RuntimeError, OSError, MemoryError) as error:
-        # What this machine refuses; of several ranks most often because another one is gone, whose error counts.
+        # The machine refuses something. With several ranks the cause is most often that another rank died, and its
+        # error is the one to report.
         if world > 1:
             raise
         message = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -150,6 +151,6 @@ def _log_to(messages: Any, rank: int) -> None:
     project = logging.getLogger("pipeline")
     project.addHandler(_ToLauncher(messages))
     project.propagate = False
-    # What a training of a few steps warns of is of no interest here.
+    # Warnings about a training of a few steps are of no interest here.
     project.setLevel(logging.ERROR)
     logging.getLogger("pipeline.calibration").setLevel(logging.WARNING if rank else logging.INFO)

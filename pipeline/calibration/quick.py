@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 
     from pipeline.training.batches import Batch
 
-# As timing.KERNEL_SHAPES: all overhead, all ids, tables in the cache and beyond it.
+# (tables, rows, columns, ids a table), as in timing.KERNEL_SHAPES: all overhead, all ids, tables in the cache and
+# beyond.
 SHAPES = ((4, 1_000, 16, 256), (26, 1_000, 16, 4_096), (8, 100_000, 32, 8_192), (8, 200_000, 64, 2_048))
 LINKS = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
-# Dominated by overhead, by activations and by products.
+# Models whose steps are dominated by overhead, by activations and by matrix products.
 TRIALS = (
     Trial(rows=(100,) * 8, zipf=1.1, dim=8, bottom=(64,), top=(64, 32), batch=256),
     Trial(rows=(1_000, 100_000) * 8, zipf=1.1, dim=16, bottom=(64,), top=(64,), batch=4_096),
@@ -43,7 +44,7 @@ TRIALS = (
 USUAL = HardwareConfig(
     name="usual", dense_gflop_per_s=400.0, moved_gb_per_s=8.0, operation_us=15.0, step_overhead_ms=1.0
 )
-# Batches; the pipeline of several ranks reads ahead of its steps.
+# Numbers of batches. With several ranks, the pipeline reads ahead of its steps.
 WARM_UP, STEPS, AHEAD = 2, 5, 3
 
 
@@ -59,7 +60,7 @@ def quick_figures(config: Config) -> dict[str, float]:
     hardware = replace(config.hardware, hosts=1, embedding_hosts=0, ranks_per_host=config.machine_ranks, measured=[])
     host = replace(config, hardware=hardware)
     timed = run_ranks(config.machine_ranks, hardware.device, _measure, host)
-    # Few times tell the terms of a CPU apart only roughly: its figures are the usual ones, scaled.
+    # A few times tell the terms of a CPU apart only roughly, so its figures are the usual ones, scaled.
     usual = USUAL if hardware.device == "cpu" else None
     figures: dict[str, Any] = fit_alone(timed, hardware.device, usual)
     hardware = replace(hardware, **figures)
@@ -73,7 +74,7 @@ def quick_figures(config: Config) -> dict[str, float]:
 
 
 def _measure(config: Config) -> dict[str, Any]:
-    """On one rank: kernels, links and steps, as plain data."""
+    """Measure kernels, links and steps on one rank; returns plain data."""
     import torch.distributed as dist
 
     from pipeline.embeddings.ssd.diagnostics import pss_bytes

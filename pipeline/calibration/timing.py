@@ -102,7 +102,7 @@ def _build_kernel(device: torch.device, tables: int, rows: int, columns: int) ->
 
 def _now(device: torch.device) -> float:
     if device.type == "cuda":
-        # A GPU works on while the clock is read.
+        # A GPU runs asynchronously, so wait for it before the clock is read.
         import torch
 
         torch.cuda.synchronize(device)
@@ -131,7 +131,7 @@ def time_links(device: torch.device, sizes: Sequence[int] = LINK_BYTES, repeats:
 
 
 def time_copies(device: torch.device, size: int = 1 << 28) -> float:
-    """GB/s of copies of ``size`` bytes from page-locked memory to the GPU."""
+    """Measure the GB/s of copies of ``size`` bytes from page-locked memory to the GPU."""
     import torch
 
     on_host = torch.empty(size, dtype=torch.uint8, pin_memory=True)
@@ -177,8 +177,8 @@ def time_disk(folder: Path, size: int = 1 << 28, seconds: float = 2.0) -> dict[s
 
 @contextmanager
 def _open_uncached(path: Path) -> Iterator[int]:
-    # Reads bypass the page cache (O_DIRECT); where the file system does not allow that, its pages are dropped first and
-    # none is read twice.
+    # Reads bypass the page cache (O_DIRECT). If the file system does not allow that, the file's pages are dropped
+    # first and none is read twice.
     try:
         file = os.open(path, os.O_RDONLY | getattr(os, "O_DIRECT", 0))
     except OSError:
@@ -191,7 +191,7 @@ def _open_uncached(path: Path) -> Iterator[int]:
 
 
 def _read_at_random(file: int, size: int, seconds: float) -> tuple[int, float]:
-    """(pages read, seconds) of DEPTH threads that read in random order, each page at most once."""
+    """Return (pages read, seconds) of DEPTH threads that read in random order, each page at most once."""
     pages = list(range(size // PAGE))
     random.Random(2).shuffle(pages)
     end = time.perf_counter() + seconds
@@ -200,7 +200,7 @@ def _read_at_random(file: int, size: int, seconds: float) -> tuple[int, float]:
         # O_DIRECT needs page-aligned memory.
         with mmap.mmap(-1, PAGE) as buffer:
             done = 0
-            # The threads take turns, so no two of them read a page.
+            # The threads take turns, so no two of them read the same page.
             for page in pages[first::DEPTH]:
                 done += os.preadv(file, [buffer], page * PAGE) == PAGE
                 if time.perf_counter() > end:
@@ -214,9 +214,9 @@ def _read_at_random(file: int, size: int, seconds: float) -> tuple[int, float]:
 
 
 def _read_in_order(file: int, size: int, seconds: float) -> int:
-    # One block at least, whatever else the machine does meanwhile.
+    # Read at least one block, however busy the machine is.
     end, at = time.perf_counter() + seconds, 0
-    # An anonymous mapping is page-aligned, as O_DIRECT needs it.
+    # An anonymous mapping is page-aligned, as O_DIRECT requires.
     with mmap.mmap(-1, BLOCK) as buffer:
         while at < size:
             at += os.preadv(file, [buffer], at)

@@ -42,7 +42,7 @@ class Trial:
         return f"{len(self.rows)} tables, {sum(self.rows):,} rows, D {self.dim}, B {self.batch}, {widths}"
 
     def config(self, hardware: HardwareConfig, steps: int, train: TrainConfig | None = None) -> Config:
-        """The configuration that trains it for ``steps`` steps, with the precision and threads of ``train``."""
+        """Return the configuration that trains it for ``steps`` steps, with the precision and threads of ``train``."""
         like = train or TrainConfig()
         # The hottest rows come first.
         sparse = {f"C{i}": SparseFeature(mapping="vocab") for i in range(len(self.rows))}
@@ -67,7 +67,7 @@ class Trial:
 
 
 def spread_rows(tables: int) -> tuple[int, ...]:
-    """Rows of so many tables, from 1,000 to 1,000,000 in equal ratios."""
+    """Return the rows of ``tables`` tables, from 1,000 to 1,000,000 in equal ratios."""
     return tuple(round(10 ** (3 + 3 * index / max(tables - 1, 1))) for index in range(tables))
 
 
@@ -88,7 +88,7 @@ def draw(trial: Trial, batches: int, seed: int = 1) -> Drawn:
     columns = []
     for number, rows in enumerate(trial.rows):
         columns.append(SparseColumn(name=f"C{number}", rows=rows))
-    # Whole row groups and a last one with the rest, as Parquet is written.
+    # Whole row groups and a last one with the rest, as in a Parquet file.
     groups = [GROUP] * (count // GROUP)
     if count % GROUP:
         groups.append(count % GROUP)
@@ -120,7 +120,7 @@ def draw(trial: Trial, batches: int, seed: int = 1) -> Drawn:
 
 
 def make_dataset(store: Store, trial: Trial, batches: int, seed: int = 1) -> tuple[DatasetSchema, Profile]:
-    """Write ``batches`` batches of ``trial`` as artifact ``datasets/trial``; its schema and profile."""
+    """Write ``batches`` batches of ``trial`` as artifact ``datasets/trial``; returns its schema and profile."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

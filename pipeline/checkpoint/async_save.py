@@ -1,4 +1,4 @@
-"""Writing behind training: a thread on every rank, and how all ranks agree how a checkpoint ended.
+"""Writes checkpoints behind training: a thread on every rank, and an agreement of all ranks on how each one ended.
 
 ``AsyncSave`` is what the checkpointer talks to, on all ranks at once; its ``Writer`` runs ``save.write_checkpoint`` in
 a thread of this rank. A checkpoint goes this way:
@@ -7,9 +7,9 @@ a thread of this rank. A checkpoint goes this way:
 2. The thread writes, commits, compacts and prunes, and meets the other ranks' threads on a process group of their own.
 3. ``AsyncSave.land`` waits for the thread and exchanges outcomes on training's process group.
 
-Ranks write for different lengths of time, and one may not end at all. Each write has a time limit of its own; the
-writers' process group waits longer than that, so that the slow rank's word arrives. Where even that fails the group is
-of no more use: the ranks make another one, the checkpoint is lost and training goes on.
+Ranks write for different lengths of time, and one may not end at all. Each write has its own time limit; the writers'
+process group waits longer than that, so that a slow rank's outcome still arrives. If even that fails, the group is
+unusable: the ranks make another one, the checkpoint is lost and training goes on.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ _LOWEST_PRIORITY = 19  # niceness
 class WriteOutcome:
     """How a checkpoint ended, on one rank or, once they agree, on all of them.
 
-    ``entry``, ``path``: of what was committed (None: nothing was). ``error``: why nothing was, or why it is committed
-    but not compacted. ``stay``: names that pruning kept (None: nothing was pruned), ``note``: why some are left.
-    ``bytes`` written by all ranks in ``seconds``; ``bytes_full``: of a full one. ``lost``: the ranks lost each other,
-    so the process group is of no more use. ``stuck``: what is said of a rank that writes on ("": none does).
+    ``entry`` and ``path`` describe what was committed (None: nothing was). ``error`` says why nothing was, or why it is
+    committed but not compacted. ``stay`` has the names that pruning kept (None: nothing was pruned), ``note`` says why
+    some are left. ``bytes`` is what all ranks wrote in ``seconds``, ``bytes_full`` the size of a full checkpoint.
+    ``lost``: the ranks lost each other, so the process group is unusable. ``stuck`` describes a rank that still writes
+    ("": none does).
     """
 
     entry: Entry | None = None
@@ -65,7 +66,7 @@ class WriteOutcome:
         self.entry = entry_of(artifact)
         self.path = artifact.path
         self.bytes_full = artifact.summary["bytes_full"]
-        # Added up: a compaction writes a second time.
+        # Sizes are added up, since a compaction writes a second time.
         self.bytes += artifact.total_bytes
 
     def to_json(self) -> dict[str, Any]:
@@ -120,10 +121,10 @@ class Writer:
             thread.start()
             self._thread = thread
         except RuntimeError:
-            # No thread could be had. It is written here and now: the other ranks' writers wait for this one's word.
+            # The thread could not be started, so write here: the other ranks' writers wait for this one's outcome.
             self._run(job, ready, outcome, yielding=False)
         ready.wait()
-        # Undo what the thread's setting means for threads made later.
+        # Restore the number of threads, since the thread's own setting would also apply to threads made later.
         torch.set_num_threads(num_threads)
 
     def wait(self, timeout: float | None = None) -> WriteOutcome | None:
@@ -134,7 +135,7 @@ class Writer:
         """
         thread = self._thread
         if thread is not None:
-            # The caller waits for it, so it no longer yields to other programs.
+            # The caller waits for the thread, so it no longer yields to other programs.
             _raise_priority(thread)
             thread.join(timeout)
             if thread.is_alive():
@@ -149,7 +150,7 @@ class Writer:
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         began = time.monotonic()
-        # torch's operations in this thread run in it alone: a second team of threads would fight with training's for
+        # Run torch's operations of this thread in it alone: a second team of threads would fight with training's for
         # the cores. The first call makes the setting this thread's own.
         torch.get_num_threads()
         torch.set_num_threads(1)
@@ -164,10 +165,10 @@ class Writer:
                 record = run_on_rank0(f"compacting {artifact.path}", lambda: compact().to_json(), self.group)
                 outcome.record_commit(Artifact.from_json(artifact.path, record))
         except NightjarError as error:
-            # Handed to the training loop, which decides.
+            # The training loop gets the error and decides.
             outcome.error = error
         except Exception as error:
-            # Of the exchange itself: what fails on one rank arrives as a NightjarError on all of them.
+            # The exchange itself failed, since what fails on one rank arrives as a NightjarError on all of them.
             outcome.lost = True
             outcome.error = PassingError(f"the ranks lost contact while writing {job.path}: {error}", hint=SLOW)
 
@@ -185,7 +186,7 @@ class Writer:
 
 
 def _raise_priority(thread: threading.Thread) -> None:
-    # To the caller's own. Only privileged processes may; the others leave it as it is.
+    # Raise it to the caller's own priority. Only privileged processes may; for others it stays as it is.
     if sys.platform == "linux" and thread.is_alive() and thread.native_id is not None:
         with suppress(OSError):
             priority = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
@@ -194,10 +195,10 @@ def _raise_priority(thread: threading.Thread) -> None:
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds: a rank may ``write`` one checkpoint for so long, and may be late by ``slack`` to say how it ended.
+    """Seconds that a rank may ``write`` one checkpoint, and seconds of ``slack`` by which its outcome may be late.
 
-    ``slack`` stays below the time limit of training's own process group, which waits for the last rank. ``now``: the
-    clock, in seconds, that ``write`` is measured by.
+    ``slack`` stays below the time limit of training's own process group, which waits for the last rank. ``now`` is the
+    clock, in seconds, that measures ``write``.
     """
 
     write: float = 6 * 3600.0
@@ -206,7 +207,7 @@ class Limits:
 
 
 class AsyncSave:
-    """One checkpoint at a time, written behind training by a thread on every rank. All methods are collective."""
+    """Writes one checkpoint at a time, behind training, in a thread on every rank. All methods are collective."""
 
     def __init__(self, store: Store, on_point: OnPoint, limits: Limits) -> None:
         self._store = store
@@ -227,20 +228,20 @@ class AsyncSave:
         self._in_flight = True
 
     def abandon(self, seconds: float) -> None:
-        """Wait up to ``seconds`` until this rank writes no more, whatever came of it. The one method not collective."""
+        """Wait up to ``seconds`` for this rank's write to end, whatever its outcome. The only method not collective."""
         # A thread that still writes when the interpreter ends aborts the process.
         with suppress(TimeoutError):
             self._writer.wait(seconds)
 
     def land(self, timeout: float | None = None) -> WriteOutcome | None:
-        """Wait for what is in flight and agree how it ended; None if nothing is.
+        """Wait for the write in flight and agree on how it ended; None if there is none.
 
         Raises:
             TimeoutError: On all ranks, if one has not ended after ``timeout`` seconds. It is still in flight then.
         """
         if not self._in_flight:
             return None
-        # 1. How did it end here? Beyond all limits a rank counts as stuck, and its thread is left alone.
+        # 1. Find how it ended here. Beyond all limits a rank counts as stuck, and its thread is left alone.
         longest = self._limits.write + 2 * self._limits.slack
         try:
             outcome = self._ended or self._writer.wait(longest if timeout is None else timeout)
@@ -250,7 +251,7 @@ class AsyncSave:
         if outcome is None:
             raise RuntimeError("no checkpoint is in flight on this rank")
 
-        # 2. How did it end elsewhere? If the caller set the timeout, all ranks may come back and wait again.
+        # 2. Find how it ended elsewhere. If the caller set the timeout, all ranks may come back and wait again.
         stuck, lost = "", False
         committed: WriteOutcome | None = None
         failed: WriteOutcome | None = None
@@ -270,7 +271,8 @@ class AsyncSave:
         if stuck or lost:
             self._renew_writer()
 
-        # 3. It is committed if one rank knows it to be, for then all had written. Else the first error counts.
+        # 3. Decide. It is committed if one rank knows it to be, since then all had written. Otherwise the first error
+        # counts.
         agreed = committed or failed
         if agreed is None:
             text = stuck or "the writer ended without an outcome"

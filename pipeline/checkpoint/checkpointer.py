@@ -1,11 +1,17 @@
-"""The checkpoints of one training run: what to write, when a baseline, what to keep; the training loop's only door.
+"""The checkpoints of one training run: what to write, when to write a baseline, and what to keep.
 
-This is where a guided walk through the chain of checkpoints begins:
+The training loop uses this module only. A guided walk through the chain of checkpoints begins here:
 
-1. ``Checkpointer.save`` decides between baseline and delta, and copies rows (``row_copies``) while training waits.
-2. ``async_save`` runs the write behind training; ``save`` writes the files and commits them.
-3. ``compact`` turns a long chain into a baseline, and ``retention`` removes what is not needed any more.
-4. ``Checkpointer.resume`` goes the other way: ``reader`` applies a chain, baseline first (restore).
+1. Lookups in training mode mark the rows that they touch (``embeddings/touched.py``).
+2. ``Checkpointer.save`` decides between baseline and delta, and copies rows (``row_copies``) while training waits.
+3. ``async_save`` runs the write behind training; ``save`` writes the files and commits them. ``codings`` says in how
+   many bits: by default few, so a training that is resumed from such a checkpoint continues from rounded rows.
+   Checkpoints that training goes back to or publishes are exact, and ``checkpoint.final_quantise`` codes the last one.
+4. ``compact`` turns a long chain into a baseline, and ``retention`` removes what is not needed any more.
+5. ``Checkpointer.resume`` goes the other way: ``reader`` applies a chain, baseline first (restore).
+
+``training/checkpoints.py`` says when a checkpoint is due and what it has besides rows. ``stages/train.py`` names the
+directory by the key of the continuation, and so decides which checkpoints a training finds again.
 """
 
 from __future__ import annotations
@@ -68,7 +74,7 @@ class CheckpointedModel:
 
 @dataclass
 class CheckpointFigures:
-    """What the checkpoints of this session cost. Seconds of training stopped, bytes written by all ranks."""
+    """The cost of this run's checkpoints: seconds of training stopped, bytes written by all ranks."""
 
     count: int = 0
     bytes_written: int = 0
@@ -83,7 +89,8 @@ class CheckpointFigures:
 class Checkpointer:
     """Takes and restores the checkpoints in ``directory`` of ``store``. All methods are collective.
 
-    ``key``: the training key they belong to. What a published model names stays whatever retention says.
+    ``key``: the training key they belong to. ``resolved``: the training's whole configuration, and ``inputs``: the keys
+    of its dataset and plan, which manifests record. What a published model names stays whatever retention says.
     """
 
     store: Store
@@ -102,7 +109,7 @@ class Checkpointer:
         self._entries: list[Entry] = []
         self.turn_to(self.directory)
         self._buffers = CopyBuffers()
-        # This takes the disk space for copies of tables on SSD, too.
+        # Sizing the copies also takes the disk space for copies of tables on SSD.
         values = full_values(self.model.rows)
         if self.config.every_steps is not None or self.config.every_minutes is not None:
             self._buffers.prepare(values)
@@ -117,7 +124,7 @@ class Checkpointer:
         # 1. Remove what killed writers left, unless a manifest that may name it cannot be read.
         retry_on_all_ranks("sweeping uncommitted checkpoints", self._sweep)
 
-        # 2. Restore the newest checkpoint that is whole, passing over damaged ones.
+        # 2. Restore the newest checkpoint that is whole, skipping damaged ones.
         model = self.model
         target = RestoreTarget(model.rows, model.dense, model.optimizer, touched=model.touched, on_point=self.on_point)
         damaged: dict[str, str] = {}
@@ -126,8 +133,8 @@ class Checkpointer:
             return None
         artifact, state = restored
 
-        # 3. Deltas after a damaged chain must not rest on it: all that is newer than the restored one is damaged, or
-        # rests on what is.
+        # 3. Set damaged checkpoints aside, so that no delta rests on them: everything newer than the restored one is
+        # damaged, or rests on a damaged one.
         newer = {name: problem for name, problem in damaged.items() if step_of(name) > state.step}
         records = retry_on_all_ranks("setting damaged checkpoints aside", lambda: self._set_aside(newer))[0]
         self._entries = [Entry.from_json(record) for record in records]
@@ -149,7 +156,7 @@ class Checkpointer:
             log.info("%s", line)
 
     def _set_aside(self, damaged: dict[str, str]) -> list[dict[str, Any]]:
-        # Returns the entries of the checkpoints that are left: rank 0's count, and reach the others as plain data.
+        # Returns the entries of the remaining checkpoints, as plain data: rank 0 sets them aside and its list counts.
         if this_rank() != 0:
             return []
         for line in set_aside(self.store, self.directory, damaged):
@@ -166,14 +173,14 @@ class Checkpointer:
         exact: bool = False,
         held: Sequence[str] = (),
     ) -> bool:
-        """Checkpoint the model at ``state``. Training stops for the copy only, unless it is to wait.
+        """Checkpoint the model at ``state``. Training stops only for the copy, unless it is to wait.
 
         Args:
-            state: Where training stands.
+            state: The position and state of training.
             wait: Return only once the checkpoint is committed; it is written a second time after a passing fault.
             final: Write the result of the run: a baseline of all tables in ``final_quantise``.
             timeout: Seconds to wait for the write in flight and, with ``wait``, for this one.
-            exact: Write a baseline that comes back bit for bit.
+            exact: Write a baseline that a restore reproduces bit for bit.
             held: Names of other checkpoints that stay, because training may go back to them or they join its ensemble.
 
         Returns:
@@ -181,7 +188,8 @@ class Checkpointer:
 
         Raises:
             GuardError: A weight or an optimizer state is not finite.
-            ArtifactError: With ``wait``, the write failed. Without, that is logged and its rows are taken again.
+            ArtifactError: With ``wait``, the write failed. Without it, the failure is logged and the next delta has the
+                rows.
             TimeoutError: The write has not ended after ``timeout`` seconds.
         """
         began = time.monotonic()
@@ -192,17 +200,17 @@ class Checkpointer:
             )
             return False
 
-        # 1. The write in flight ends first: whether its rows are stored decides which rows a delta holds.
+        # 1. Let the write in flight end first: whether its rows are stored decides which rows a delta holds.
         self._collect(raising=False, timeout=timeout)
 
-        # A save with a deadline, such as that of a machine about to go, leaves pruning to a later one.
+        # A save with a deadline, such as one before the machine goes away, leaves pruning to a later one.
         has_deadline = timeout is not None
 
-        # 2. Training stands still while the rows are copied; the rest is done behind it.
+        # 2. Copy the rows while training stands still; the rest is done while it continues.
         copy_model = partial(self._copy_model_into_job, state, final=final, exact=exact, held=held)
         self._async_save.submit(copy_model(prune=not has_deadline, awaited=wait))
 
-        # 3. Only a caller who asks for it waits until the checkpoint is committed.
+        # 3. Wait until the checkpoint is committed, but only if the caller asks for it.
         if wait:
             # The copy, and the wait for an earlier write, have used up part of the timeout.
             left = None if timeout is None else max(0.0, timeout - (time.monotonic() - began))
@@ -220,13 +228,13 @@ class Checkpointer:
         return True
 
     def turn_to(self, directory: str) -> None:
-        """Write into ``directory`` from now on, a baseline first; what lies in the one before stays as it is."""
+        """Write into ``directory`` from now on, beginning with a baseline; the former directory stays as it is."""
         self.directory = directory
         self._entries = []
         self._pruner = Pruner(self.store, directory, self.config.keep_last, self.config.keep_every, self.on_point)
 
     def abandon(self) -> None:
-        """Let what is in flight end after an error, ``checkpoint.grace_seconds`` at most. Not collective."""
+        """Let a write in flight end after an error, for at most ``checkpoint.grace_seconds``. Not collective."""
         self._async_save.abandon(self.config.grace_seconds)
 
     def close(self) -> None:
@@ -241,7 +249,8 @@ class Checkpointer:
         config, model = self.config, self.model
         model.touched.unite()
 
-        # 1. Baseline or delta? A delta that makes its chain too long is compacted into a baseline after its commit.
+        # 1. Choose baseline or delta. A delta that makes its chain too long is compacted into a baseline after its
+        # commit.
         chain = newest_chain(self._entries)
         baseline = final or exact or wants_baseline(config.policy, chain, config.max_chain)
         compacting = False
@@ -255,7 +264,8 @@ class Checkpointer:
             "copying rows", lambda: blocks.extend(copy_rows(model.rows, rows, self._buffers, self.on_point))
         )
 
-        # 3. Clear the marks that the next delta need not hold. One-shot deltas hold all rows since the baseline.
+        # 3. Clear the marks that the next delta need not hold. One-shot deltas hold all rows changed since the
+        # baseline.
         self._pending = {key: model.touched.mask(key).clone() for key in model.touched.shards()}
         if baseline or compacting or config.policy == "consecutive":
             model.touched.clear()
@@ -278,13 +288,13 @@ class Checkpointer:
             "bytes_full": full_bytes(model.rows) + sum(value.nbytes for value in tensors.values()),
         }
         if held:
-            # One name is recorded as a string, as in earlier releases.
+            # A single name is recorded as a string, as in earlier releases.
             summary[HELD] = list(held) if len(held) > 1 else held[0]
         coding = self._codings.of(blocks, final=final)
         if exact:
             coding = self._codings.exactly
 
-        # 5. What rank 0 does after the commit. The pruner gets copies, because the next save changes the originals.
+        # 5. Define rank 0's work after the commit. The pruner gets copies, because the next save changes the originals.
         compact_chain = partial(compact, self.store, on_point=self.on_point) if compacting else None
         prune_old = partial(self._pruner.prune, list(self._entries), set(held)) if prune else None
         return Job(
@@ -309,7 +319,7 @@ class Checkpointer:
         if outcome is None:
             return
         if outcome.stuck:
-            # Its thread still reads the buffers.
+            # The stuck thread still reads the old buffers.
             self._buffers = CopyBuffers()
 
         # After a failure, mark these rows as touched again, so that the next delta has them. Either nothing was

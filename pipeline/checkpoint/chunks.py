@@ -1,4 +1,4 @@
-"""Chunks: rows of a table as a file, with their ids, their weights in some coding, their optimizer state.
+"""Chunks: files with rows of a table, that is their ids, their encoded weights and their optimizer state.
 
 Three words, one for each state of the same rows:
 
@@ -33,9 +33,9 @@ from pipeline.core.errors import DamagedError
 
 FORMAT = "nightjar-rows-1"
 _FLOATS = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-# Compressed only where it takes off at least this share; quantised codes hardly shrink.
+# A tensor is only compressed if that saves at least this share of its bytes; quantised codes hardly shrink.
 _WORTH = 0.05
-# Bytes of a tensor that are compressed first, to see whether compression is worth it.
+# The bytes of a tensor that are compressed first, to see whether compression is worth it.
 _SAMPLE = 64 << 10
 _STATE = "state."
 _CHUNK = "a chunk of table rows"
@@ -44,11 +44,11 @@ HOT = Coding(8)
 
 @dataclass(frozen=True)
 class TableCoding:
-    """How a table is stored. ``weight``: fp32, fp16 or a quantiser's Coding; ``state``: fp32 or bf16.
+    """How a table is stored. ``weight`` is fp32, fp16 or a quantiser's Coding; ``state`` is fp32 or bf16.
 
-    ``hot``: share of the rows, those with most of the optimizer state named ``heat``, that are quantised to 8 bits
-    where ``weight`` has fewer. ``levels``: instead of both, (least heat, coding) rising from 0 on: rows of at least so
-    much of it are stored so. ``exact``: names of the states that are stored as fp32 in any case.
+    ``hot`` is the share of the rows, those with the most of the optimizer state named ``heat``, that are quantised to 8
+    bits where ``weight`` has fewer. ``levels`` replaces both: pairs (least heat, coding), rising from 0 on, and each
+    row has the coding of the last level that it reaches. ``exact`` names the states that are always stored as fp32.
     """
 
     weight: str | Coding
@@ -64,7 +64,7 @@ class TableCoding:
 class RowBlock:
     """Rows of one table: ``ids`` int64 [n] rising, ``weight`` float32 [n, columns] from column ``column`` on.
 
-    ``state``: optimizer state by name, float32 [n] (a figure a row) or [n, columns].
+    ``state`` is optimizer state by name, float32 [n] (one value per row) or [n, columns].
     """
 
     table: str
@@ -75,15 +75,15 @@ class RowBlock:
 
 
 def heat_of(block: RowBlock, name: str) -> Tensor | None:
-    """Return the mean a row [n] of the optimizer state ``name``, which grows with every lookup; None: not kept."""
+    """Return the row means [n] of the optimizer state ``name``, which grows with every lookup; None: not kept."""
     if name not in block.state:
         return None
     return block.state[name].view(len(block.ids), -1).mean(1)
 
 
 def split_by_heat(block: RowBlock, coding: TableCoding) -> list[tuple[Tensor | None, TableCoding]]:
-    """Decide which rows of ``block`` (places, rising; None: all) are stored how."""
-    # The hottest rows take most of the lookups, so most of what quantisation costs in accuracy is theirs, while they
+    """Split the rows of ``block`` (positions, rising; None: all) by the coding in which they are stored."""
+    # The hottest rows get most of the lookups, so they cause most of the accuracy loss of quantisation, although they
     # are few.
     heat = heat_of(block, coding.heat)
     if heat is None or isinstance(coding.weight, str) or coding.weight.bits >= HOT.bits:
@@ -102,7 +102,7 @@ def split_by_heat(block: RowBlock, coding: TableCoding) -> list[tuple[Tensor | N
         if not len(rows):
             continue
         if len(rows) == len(heat):
-            # All rows have this coding: they are written from the block itself, without a copy.
+            # All rows have this coding, so they are written from the block itself, without a copy.
             return [(None, replace(coding, weight=weight))]
         parts.append((rows, replace(coding, weight=weight)))
     return parts
@@ -110,7 +110,7 @@ def split_by_heat(block: RowBlock, coding: TableCoding) -> list[tuple[Tensor | N
 
 def write_block(sink: BinaryIO, block: RowBlock, coding: TableCoding) -> None:
     """Write ``block`` as one chunk, a safetensors file: encoded as ``coding`` says, then compressed where it pays."""
-    # 1. Which rows and columns these are.
+    # 1. Describe the rows and columns.
     tensors: dict[str, Tensor] = {}
     metadata = {
         "format": FORMAT,
@@ -121,7 +121,7 @@ def write_block(sink: BinaryIO, block: RowBlock, coding: TableCoding) -> None:
     }
     metadata |= _put_ids(tensors, block.ids)
 
-    # 2. Their weights: as floats, or as codes with the range that each row's codes lie in.
+    # 2. Encode their weights: as floats, or as codes with the range that each row's codes lie in.
     metadata["weight"] = coding_name(coding.weight)
     if isinstance(coding.weight, str):
         tensors["weight"] = block.weight.to(_FLOATS[coding.weight])
@@ -129,10 +129,10 @@ def write_block(sink: BinaryIO, block: RowBlock, coding: TableCoding) -> None:
         rows = encode(block.weight, coding.weight)
         tensors |= {"weight": rows.codes, "weight.low": rows.low, "weight.span": rows.span}
         metadata["unit"] = rows.unit.hex()
-        # How the range was searched is not needed for reading.
+        # The search parameters of the range are not needed for reading.
         metadata["search"] = f"{coding.weight.steps},{coding.weight.shrink},{coding.weight.fits}"
 
-    # 3. Their optimizer state. Exact columns, such as counters, must not be rounded.
+    # 3. Store their optimizer state. Exact columns, such as counters, must not be rounded.
     for name, state in block.state.items():
         kind = "fp32" if name in coding.exact else coding.state
         tensors[_STATE + name] = state.to(_FLOATS[kind])
@@ -143,7 +143,7 @@ def write_block(sink: BinaryIO, block: RowBlock, coding: TableCoding) -> None:
 
 @dataclass(frozen=True)
 class Chunk:
-    """A chunk opened: ``ids`` int64 [n], and the tensors of its file, still encoded, whose first dimension is the row.
+    """An opened chunk: ``ids`` int64 [n], and the encoded tensors of its file, whose first dimension is the row.
 
     It holds ``columns`` columns of ``table`` from ``column`` on.
     """
@@ -172,8 +172,9 @@ class Chunk:
 
 
 def open_chunk(data: bytearray | memoryview, where: str) -> Chunk:
-    """Open the chunk in a file's bytes, its rows not yet decoded. Raises DamagedError naming ``where``."""
-    # The checksum is right by now, but another program may have written the file: whatever is missing counts as damage.
+    """Open the chunk in a file's bytes without decoding its rows. Raises DamagedError naming ``where``."""
+    # The checksum has been verified, but another program may have written the file, so missing content counts as
+    # damage.
     tensors, metadata = read_tensors(data, where)
     try:
         if metadata["format"] != FORMAT:
@@ -206,7 +207,7 @@ def read_block(data: bytearray | memoryview, where: str) -> RowBlock:
 
 
 def write_part(sink: BinaryIO, chunk: Chunk, keep: NDArray[np.bool_]) -> None:
-    """Write the rows of ``chunk`` that ``keep`` (bool [n]) picks as a chunk of their own, with the codes they have."""
+    """Write the rows of ``chunk`` that ``keep`` (bool [n]) picks as a separate chunk, with unchanged codes."""
     places = torch.from_numpy(np.flatnonzero(keep))
     ids = chunk.ids[keep]
     tensors: dict[str, Tensor] = {}
@@ -237,16 +238,17 @@ def coding_name(coding: str | Coding) -> str:
 
 
 def _compress(tensors: dict[str, Tensor]) -> dict[str, list[Any]]:
-    # Replaces what shrinks by its zstd bytes; returns the former dtype, shape and number of byte planes by name.
+    # Replaces tensors that shrink by their zstd bytes; returns the former dtype, shape and number of byte planes by
+    # name.
     packer = zstandard.ZstdCompressor(level=1)
     done: dict[str, list[Any]] = {}
     for name, tensor in list(tensors.items()):
-        # float32 rows are left alone.
+        # float32 rows are not compressed.
         if not tensor.numel() or (tensor.dtype == torch.float32 and tensor.dim() > 1):
             continue
         raw = tensor.contiguous().view(-1).view(torch.uint8).numpy()
-        # The bytes of floating-point numbers go by planes, a frame each: the one with sign and exponent shrinks, the
-        # digits behind it do not.
+        # The bytes of floating-point numbers are split into planes, one frame each: the plane with sign and exponent
+        # shrinks, the planes of further digits do not.
         planes = 1
         if tensor.is_floating_point():
             planes = tensor.element_size()
@@ -280,7 +282,7 @@ def _decompress(tensors: dict[str, Tensor], compressed: dict[str, list[Any]]) ->
             if not frame.eof:
                 raise ValueError(f"{name} ends within its frame")
             rest = frame.unused_data
-        # The number of planes is recorded where there are several: integers have one, and so has every tensor in files
+        # The number of planes is recorded where there are several. Integers have one, and so does every tensor in files
         # of earlier releases.
         if len(frames) != (planes[0] if planes else 1):
             raise ValueError(f"{name} has {len(frames)} frames")
@@ -288,20 +290,21 @@ def _decompress(tensors: dict[str, Tensor], compressed: dict[str, list[Any]]) ->
         tensors[name] = torch.from_numpy(raw.reshape(-1)).view(getattr(torch, dtype)).view(shape)
 
 
-# Bytes of the longest id: 9 times 7 bits hold an int64.
+# The bytes of the longest id: 9 times 7 bits hold an int64.
 _LONGEST = 9
 
 
 def encode_ids(ids: NDArray[np.int64]) -> NDArray[np.uint8]:
     """Encode the first id and the differences that follow as LEB128 bytes (seven bits each); ``ids`` rise from 0 up."""
-    # A delta checkpoint names the rows it holds. Touched rows lie close together, since ids are ranked by frequency, so
+    # A delta checkpoint lists the rows it holds. Touched rows lie close together, since ids are ranked by frequency, so
     # a difference takes little more than one byte.
     if not len(ids):
         return np.empty(0, np.uint8)
     deltas = np.diff(ids, prepend=0)
     if ids[0] < 0 or (deltas[1:] <= 0).any():
         raise ValueError("row numbers must rise strictly from 0 up")
-    # Vectorised over all ids: first the number of bytes that each takes, then every byte by its position in its id.
+    # The encoding is vectorised over all ids: first the number of bytes of each id, then every byte by its position in
+    # its id.
     lengths = np.ones(len(deltas), np.int64)
     for size in range(1, _LONGEST):
         lengths += deltas >= (1 << (7 * size))

@@ -1,4 +1,4 @@
-"""What ``nightjar ckpt`` does, as functions that return plain data; showing it is another file's business."""
+"""The commands of ``nightjar ckpt`` as functions that return plain data; another module displays it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Progress = Callable[[int, int], None]
 def list_checkpoints(store: Store, run: str | None = None) -> list[ListedCheckpoint]:
     """Return one record for each committed checkpoint of ``run`` (None: of all runs), oldest step first.
 
-    Damaged ones and those that a training set aside are among them. Raises ConfigError for an unknown run.
+    Damaged ones and those that a training set aside are included. Raises ConfigError for an unknown run.
     """
     _check_run(store, run)
     listed = []
@@ -87,7 +87,7 @@ def _check_run(store: Store, run: str | None) -> None:
 
 
 def _common_fields(artifact: Artifact) -> dict[str, Any]:
-    # What a listed and a shown checkpoint share.
+    # Returns the fields that a listed and a shown checkpoint share.
     summary = artifact.summary
     size = artifact.total_bytes
     return {
@@ -126,13 +126,13 @@ def show(store: Store, name: str) -> ShownCheckpoint:
         tables[table] = StoredTable(
             rows=size.rows,
             dim=size.dim,
-            # A row may lie in several files, by its columns.
+            # A row may be split by columns over several files.
             rows_stored=cells // size.dim,
             bytes=table_bytes,
             files=files,
             codings=tuple(sorted(codings)),
         )
-    # Damage of the dense part is an error here, too.
+    # A damaged dense part is an error here, too.
     read_verified(store, artifact, DENSE)
     return ShownCheckpoint(
         **_common_fields(artifact),
@@ -147,7 +147,7 @@ def show(store: Store, name: str) -> ShownCheckpoint:
 
 
 def verify(store: Store, name: str, progress: Progress) -> Verified:
-    """Read a checkpoint and its chain, and find all damage. Of a run the newest whole one is read."""
+    """Read a checkpoint and its chain, and find all damage. For a run, the newest whole checkpoint is read."""
     from pipeline.checkpoint.verify import verify as verify_chain
 
     artifacts, damaged = candidates(store, name)
@@ -160,7 +160,7 @@ def verify(store: Store, name: str, progress: Progress) -> Verified:
         damage, files, size = verify_chain(store, artifacts[-1], progress)
     else:
         checkpoint = max(damaged, key=step_of)
-    # Every manifest that is damaged counts: it may be the newest one's.
+    # Every damaged manifest counts, since it may be that of the newest checkpoint.
     reported = {found.checkpoint for found in damage if found.file == MANIFEST}
     for path, problem in damaged.items():
         if path not in reported:
@@ -171,7 +171,8 @@ def verify(store: Store, name: str, progress: Progress) -> Verified:
 def diff(store: Store, first: str, second: str, progress: Progress) -> CheckpointDiff:
     """Compare ``second`` with ``first``: tables, dense parameters and configuration.
 
-    A table: rows changed (any weight differs), largest and mean absolute difference over all its weights.
+    For a table, it counts changed rows (any weight differs), with the largest and mean absolute difference of all
+    weights.
     """
     from pipeline.checkpoint.reader import ChainReader, read_dense
 
@@ -239,7 +240,7 @@ def gc(
 ) -> dict[str, Any]:
     """Remove (or with ``dry_run`` only list) what retention does not need: {"removed", "bytes", "kept", "dry_run"}.
 
-    ``min_age``: seconds that remains must be old.
+    ``min_age``: the least age in seconds of remains that are removed.
     """
     from pipeline.checkpoint.retention import collect, sweep
 

@@ -1,4 +1,4 @@
-"""How the tables of a training's checkpoints are stored: fp32, fp16, or bits with a range search of their own."""
+"""Chooses how the tables of checkpoints are stored: fp32, fp16, or quantised with a range search for each table."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from pipeline.embeddings.table_optimizers import TableRules, as_rules
 from pipeline.specs.optimizers import TableOptimizer
 
 _SAMPLE_ROWS = 4096
-# ``mixed``: bits of rows by their heat, in multiples of the least heat that gets 3 of them, which is chosen so that
-# trained rows have so many in the mean. An error of a row costs as much as the row is looked up, and one more bit makes
-# its square a fourth: a bit for every four times the heat keeps what all rows cost alike (water filling). Codes of 5
-# and 7 bits were tried and save nothing.
+# Bits of rows for ``mixed`` by their heat, in multiples of the least heat that gets 3 bits, which is chosen so that
+# trained rows have ``_MEAN_BITS`` on average. An error of a row costs in proportion to its lookups, and one more bit
+# divides the squared error by four, so one bit more for every four times the heat makes the rows' costs equal (water
+# filling). Codes of 5 and 7 bits were tried and save nothing.
 _MIXED = ((0.0, 2), (1.0, 3), (4.0, 4), (16.0, 6), (256.0, 8))
 _MEAN_BITS = 2.75
-# Of each block, so many heats at most are sampled.
+# The most heats that are sampled from each block.
 _HEATS = 1 << 16
 
 
 class Codings:
-    """Chooses the coding of each table by ``checkpoint.*``; ``restores``: how often this run was restored so far."""
+    """Chooses the coding of each table by ``checkpoint.*``; ``restores`` counts how often this run was restored."""
 
     def __init__(self, config: CheckpointConfig, optimizer: TableOptimizer | TableRules) -> None:
         self._config, self._rules = config, as_rules(optimizer)
@@ -35,12 +35,13 @@ class Codings:
 
     def exactly(self, block: RowBlock) -> TableCoding:
         """Return the coding of a checkpoint whose rows come back bit for bit."""
-        # Exact states need not be named here: all states are fp32.
+        # No exact states need to be named here, since all states are fp32.
         return TableCoding("fp32", "fp32")
 
     def of(self, blocks: list[RowBlock], *, final: bool) -> Callable[[RowBlock], TableCoding]:
         """Return how the rows of each of the checkpoint's ``blocks`` are stored; ``final``: in the run's result."""
-        # The writer calls what is returned behind training: choosing a range search takes up to 50 ms a table.
+        # The writer calls the returned function behind training, because choosing a range search takes up to 50 ms a
+        # table.
         return partial(self._choose, cache(lambda: self._find_least_heat(blocks)), final)
 
     def _choose(self, least_heat: Callable[[], float], final: bool, block: RowBlock) -> TableCoding:
@@ -54,14 +55,14 @@ class Codings:
         if wanted.isdigit():
             bits = int(wanted)
         elif self.restores > config.expected_restores:
-            # The paper's rule is for the restores that are expected; more of them need 8 bits.
+            # The paper's rule is for the expected restores; more of them need 8 bits.
             bits = 8
         else:
             bits = bits_for_restores(config.expected_restores)
         levels: list[tuple[float, Coding]] = []
         if wanted == "mixed" and bits < 8 and optimizer.heat == self._rules.common.heat:
             for times, level_bits in _MIXED:
-                # The least heat may be infinite, so it is not multiplied by 0.
+                # The least heat may be infinite, so it must not be multiplied by 0.
                 heat = 0.0
                 if times:
                     heat = times * least_heat()
@@ -76,7 +77,7 @@ class Codings:
         )
 
     def _quantiser(self, block: RowBlock, bits: int) -> Coding:
-        # A range search is chosen once a table, on a sample of its rows.
+        # Choose a range search once per table, on a sample of its rows.
         key = (block.table, bits)
         if key not in self._chosen:
             step = max(1, len(block.ids) // _SAMPLE_ROWS)
@@ -84,8 +85,8 @@ class Codings:
         return self._chosen[key]
 
     def _find_least_heat(self, blocks: list[RowBlock]) -> float:
-        # The least heat that gets 3 bits, so that trained rows have ``_MEAN_BITS`` or fewer in the mean. Only tables
-        # with the same heat as most can be compared.
+        # Returns the least heat that gets 3 bits, so that trained rows have at most ``_MEAN_BITS`` on average. Only
+        # tables with the common kind of heat can be compared.
         common = self._rules.common.heat
         samples = []
         for block in blocks:
@@ -101,7 +102,7 @@ class Codings:
             return torch.inf
         mixed = torch.tensor(_MIXED)
         times, gains = mixed[1:, 0], mixed[:, 1].diff()
-        # A bisection between 8 bits for all rows and 2 for all, in powers of two.
+        # Bisect between 8 bits for all rows and 2 bits for all, in powers of two.
         low, high = math.log2(float(heats[0]) / 512), math.log2(float(heats[-1])) + 1
         for _ in range(40):
             middle = (low + high) / 2

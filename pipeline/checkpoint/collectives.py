@@ -18,25 +18,25 @@ from numpy.typing import NDArray
 from pipeline.core.errors import NightjarError, PassingError
 
 log = logging.getLogger(__name__)
-# Seconds before each further try of what met a passing fault.
+# Seconds to wait before each further try after a passing fault.
 PAUSES = (0.5, 1.0, 2.0)
 _AGAIN = "run the same command again; that rank's log says more"
 
 
 def this_rank() -> int:
-    """This process's rank; 0 without a process group."""
+    """Return this process's rank; 0 without a process group."""
     return dist.get_rank() if dist.is_initialized() else 0
 
 
 def world_size() -> int:
-    """The number of ranks; 1 without a process group."""
+    """Return the number of ranks; 1 without a process group."""
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def all_gather_records(record: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Gather every rank's ``record`` (JSON data) on all ranks, in rank order. Collective over ``group``."""
     if world_size() == 1:
-        # Through JSON here too, so that one rank sees what several would: lists for tuples, strings for keys.
+        # Convert through JSON here too, so that one rank sees what several would: lists for tuples, strings for keys.
         return [json.loads(json.dumps(record))]
     data = _encode_json(record, _device_of(group))
     size = torch.tensor([len(data)], device=data.device)
@@ -56,12 +56,12 @@ def all_gather_records(record: Any, group: dist.ProcessGroup | None = None) -> l
 def gather_records(record: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
     """Gather every rank's ``record`` (JSON data) on rank 0, in rank order; [] on the others. Collective over ``group``.
 
-    Only on rank 0 does the memory needed grow with the number of ranks.
+    Only rank 0's memory use grows with the number of ranks.
     """
     if world_size() == 1:
         return [json.loads(json.dumps(record))]
     data = _encode_json(record, _device_of(group))
-    # Decoded as they arrive, so that the bytes of all ranks are never in memory at once.
+    # Records are decoded as they arrive, so that the bytes of all ranks are never in memory at once.
     others = [_decode_json(other) for other in _receive_on_first(data, group)]
     if this_rank() != 0:
         return []
@@ -81,7 +81,7 @@ def run_on_rank0(what: str, work: Callable[[], Any], group: dist.ProcessGroup | 
         cause, answer = _attempt(what, work)
     device = _device_of(group)
     data = _encode_json(answer, device)
-    # The size first: the other ranks allocate a tensor of this size to receive the answer.
+    # Broadcast the size first: the other ranks allocate a tensor of this size to receive the answer.
     size = torch.tensor([len(data)], device=device)
     dist.broadcast(size, 0, group=group)
     if this_rank() != 0:
@@ -109,27 +109,27 @@ def run_on_all_ranks(what: str, work: Callable[[], Any], group: dist.ProcessGrou
 
 
 def _attempt(what: str, work: Callable[[], Any]) -> tuple[Exception | None, dict[str, Any]]:
-    # Returns the exception itself, to be the cause on this rank, and the record that other ranks get.
+    # Returns the exception itself, as the cause on this rank, and the record for the other ranks.
     try:
         return None, {"value": work()}
     except NightjarError as error:
         return error, {"error": error.to_json()}
     except Exception as error:
-        # Memory, a thread or a connection that could not be had says nothing about what was read: it may pass.
+        # Running out of memory, threads or connections says nothing about what was read, so it may pass.
         message = f"{what} failed on rank {this_rank()}: {type(error).__name__}: {error}"
         return error, {"error": PassingError(message, hint=_AGAIN).to_json()}
 
 
 def log_on_rank0(write: Callable[..., None], message: str, *values: object) -> None:
-    """Log on rank 0 alone what all ranks come upon alike; ``write`` is a logger's method."""
+    """Log on rank 0 alone what happens on all ranks; ``write`` is a logger's method."""
     if this_rank() == 0:
         write(message, *values)
 
 
 def retry_on_all_ranks(what: str, work: Callable[[], Any], group: dist.ProcessGroup | None = None) -> list[Any]:
-    """Do as ``run_on_all_ranks``, and try again after each of ``PAUSES`` if a passing fault was met.
+    """Run as ``run_on_all_ranks`` does, and try again after each of ``PAUSES`` if a passing fault occurred.
 
-    Each further try is logged. ``work`` must bear being done twice.
+    Each further try is logged. ``work`` must be safe to repeat.
     """
     for pause in PAUSES:
         try:
@@ -142,7 +142,7 @@ def retry_on_all_ranks(what: str, work: Callable[[], Any], group: dist.ProcessGr
 
 @dataclass(frozen=True)
 class Parcel:
-    """``record`` (JSON data), and the ``arrays`` that belong to it, which travel as raw numbers."""
+    """A ``record`` (JSON data) with its ``arrays``, which are sent as raw numbers."""
 
     record: Any
     arrays: Sequence[NDArray[Any]] = ()
@@ -151,13 +151,13 @@ class Parcel:
 def all_gather_parcels(own: Parcel) -> list[Parcel]:
     """Gather every rank's parcel on all ranks, in rank order. Collective.
 
-    Besides the result, a rank needs memory for the largest parcel alone.
+    Besides the result, a rank only needs memory for the largest parcel.
     """
     if world_size() == 1:
         return [own]
     data = _encode_parcel(own)
     parcels = []
-    # One broadcast a rank: all_gather would pad every parcel to the largest.
+    # Use one broadcast per rank, since all_gather would pad every parcel to the largest.
     for rank, size in enumerate(_gather_sizes(data)):
         if rank == this_rank():
             dist.broadcast(data, rank)
@@ -180,7 +180,7 @@ def gather_parcels(own: Parcel) -> list[Parcel]:
 
 
 def _device_of(group: dist.ProcessGroup | None = None) -> torch.device:
-    # NCCL sends tensors of the GPU only, Gloo those of host memory.
+    # NCCL only sends tensors on the GPU, Gloo only those in host memory.
     if dist.get_backend(group) == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")
@@ -195,12 +195,12 @@ def _gather_sizes(data: torch.Tensor, group: dist.ProcessGroup | None = None) ->
 
 
 def _receive_on_first(data: torch.Tensor, group: dist.ProcessGroup | None = None) -> Iterator[torch.Tensor]:
-    # On rank 0, yields the bytes of the others, one rank at a time. On these, sends their own.
+    # On rank 0, yields the bytes of the other ranks, one rank at a time. The other ranks send theirs.
     sizes = _gather_sizes(data, group)
     if this_rank() != 0:
         dist.send(data, 0, group=group)
         return
-    # Point to point: dist.gather would pad all of them to the longest.
+    # Send point to point, since dist.gather would pad all of them to the longest.
     for rank, size in enumerate(sizes[1:], start=1):
         other = torch.empty(size, dtype=torch.uint8, device=data.device)
         dist.recv(other, rank, group=group)
@@ -216,7 +216,7 @@ def _decode_json(data: torch.Tensor) -> Any:
 
 
 def _encode_parcel(parcel: Parcel) -> torch.Tensor:
-    # NumPy's own format, one array behind the other: the record first, with the number of arrays that follow.
+    # Encode as NumPy files one after the other: first the record, with the number of arrays that follow.
     buffer = io.BytesIO()
     record = np.frombuffer(json.dumps([parcel.record, len(parcel.arrays)]).encode(), np.uint8)
     for array in (record, *parcel.arrays):

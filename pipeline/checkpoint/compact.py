@@ -1,4 +1,4 @@
-"""Compaction: a delta and what it rests on become one baseline of the same step, in the same place.
+"""Compaction: turns a delta and what it rests on into one baseline of the same step, in the same place.
 
 Rows keep their codes: each row is taken from the newest checkpoint of the chain that holds it and written again in
 the coding it has, so a restore gives the same bits as before and a 4-bit chain stays 4 bits. The new files lie beside
@@ -39,8 +39,8 @@ def compact(
 ) -> Artifact:
     """Turn the delta ``artifact`` into a baseline; a baseline is returned as it is.
 
-    Memory: one chunk and a byte for each row of the largest table. ``progress`` gets files done and in all. What the
-    delta rested on stays: other checkpoints may rest on it too, ``gc`` decides.
+    It needs memory for one chunk and a byte for each row of the largest table. ``progress`` gets the files done and
+    their total. What the delta rested on stays, since other checkpoints may rest on it too; ``gc`` decides.
 
     Raises:
         ArtifactError: The chain is damaged (nothing is changed then), or the checkpoint was removed meanwhile.
@@ -66,7 +66,7 @@ def compact(
     compacted = _swap_manifest(store, artifact, draft, merge.extents, chain)
     on_point(FaultPoint.AFTER_SWAP)
 
-    # 4. Nothing names the old files any more.
+    # 4. Remove the old files, which nothing names any more.
     remove(store, f"{artifact.path}/{_OLD_ROWS}")
     remove(store, f"{artifact.path}/{INDEX}")
     return compacted
@@ -98,7 +98,7 @@ class _ChainMerge:
                     edges |= {extent.column, extent.column + extent.columns}
         cuts = sorted(edges)
 
-        # 2. From the newest checkpoint back to the baseline: values that are taken already are newer than a chunk's.
+        # 2. Go from the newest checkpoint back to the baseline: values already taken are newer than those of a chunk.
         taken = np.zeros((len(cuts) - 1, rows), np.bool_)
         for artifact, index in zip(reversed(self.chain), reversed(self.indices), strict=True):
             for extent in index.files:
@@ -129,8 +129,8 @@ class _ChainMerge:
                 write_part(sink, chunk, keep)
                 self.on_point(FaultPoint.COMPACT)
             self._add_extent(chunk.table, chunk.ids[keep], chunk.column, chunk.columns, chunk.metadata["weight"])
-        # Where the chain changed its column shards, a row may be needed in some columns only. It has to be decoded,
-        # because codes are packed over all columns. Written as fp32, its values stay what they were.
+        # Where the chain changed its column shards, only some columns of a row may be needed. The row has to be
+        # decoded, because codes are packed over all columns. Writing it as fp32 keeps its values.
         if (newer & ~held.all(0)).any():
             block = chunk.rows()
             for span in spans:
@@ -168,7 +168,7 @@ class _ChainMerge:
 def _swap_manifest(
     store: Store, artifact: Artifact, draft: Draft, extents: list[Extent], chain: list[Artifact]
 ) -> Artifact:
-    # The files that hold no rows stay as they are.
+    # Keep the files that hold no rows.
     files = {DENSE: artifact.files[DENSE], STATE: artifact.files[STATE], **draft.files}
     new = replace(
         artifact,
@@ -190,7 +190,7 @@ def _swap_manifest(
     if current is None or current.to_json() != artifact.to_json():
         raise gone
     store.write_manifest(new)
-    # It may have been removed between the two, and then its manifest must not stay behind alone.
+    # If the checkpoint was removed between the check and the write, its manifest must not stay behind alone.
     if not all(store.exists(f"{artifact.path}/{name}") for name in files):
         remove(store, f"{artifact.path}/{MANIFEST}")
         raise gone

@@ -1,13 +1,13 @@
-"""Settings that differ between a checkpoint and the training that starts from it: safe, to be allowed, or refused.
+"""Classifies settings that differ between a checkpoint and a training that starts from it: safe, allow, refused.
 
-Safe: how fast, where and on which machines training runs, and what data it sees. To be allowed by name: what makes
-the training another one (learning rates, batch, optimizer, what an input value means), and where ids are read, which
-may have another name by now. Refused: what makes the stored numbers mean something else.
+Safe: how fast, where and on which machines training runs, and what data it sees. To be allowed by name: what makes the
+training another one (learning rates, batch, optimizer, what an input value means), and where ids are read from, since
+that may have been renamed. Refused: what changes the meaning of the stored numbers.
 
-A row is trained for the ids that lead to it (``ids_changes``). They come from a column (or a cross of several, or a
-number's bins), are cut out of its text, and find their row by the feature's mapping. Where one of these changes, the
-same row serves other ids, though names and sizes of the tables are the same. So features are compared by what is in
-force for them, defaults filled in: a setting that is only written down differently changes nothing.
+A row is trained for the ids that lead to it (``ids_changes``). Ids come from a column (or a cross of several, or a
+number's bins), are cut out of its text, and find their row by the feature's mapping. If one of these changes, the same
+row serves other ids, although names and sizes of the tables are the same. So features are compared by the settings in
+force, with defaults filled in: writing a setting down differently changes nothing.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from pipeline.store.manifest import Artifact
 
 SAFE, ALLOW, REFUSED = "safe", "allow", "refused"
 SPARSE, DEFAULTS = "data.sparse", "data.sparse_defaults"
-# Settings that say where ids are read and how: only the user knows whether the same ids are there under another name.
+# The settings that say where and how ids are read: only the user knows whether another name has the same ids.
 _READ = ("column", "separator", "weight_separator")
-# What the text of every field is: it may have changed in the logs, too.
+# Settings for the text of every field, which may have changed in the logs, too.
 READ_EVERYWHERE = ("data.strip", "data.quote")
-# The first pattern that matches a setting decides; what none matches is safe.
+# The first pattern that matches a setting decides; a setting that matches none is safe.
 _REFUSED_TABLES = ("model.embedding_dim", "data.sequences.*.age_bins")  # the id of an age is the number of its bin
 _REFUSED_DENSE = ("model.*", "data.tasks.*.kind", "data.tasks.*.given", "data.sequences.*.max_length")
 _ALLOWED_MODEL = ("model.tables.*",)
@@ -69,10 +69,10 @@ _ALLOWED = (
     "data.sequences.*",
     "dataset",
 )
-# What checkpoints did that are older than the settings of a schedule.
+# The behaviour of checkpoints that are older than the settings of a schedule.
 _BEFORE_SCHEDULES = {"schedule": "constant", "decay_ratio": 1.0, "min_lr_factor": 0.0}
 _DATASET, _RENAME = "dataset", "checkpoint.rename."
-# The path of a whole numeric feature or sequence, not of one of its settings.
+# Matches a whole numeric feature or sequence, not one of its settings.
 _WHOLE_FEATURE = re.compile(r"data\.(dense|sequences)\.[^.]*")
 
 
@@ -87,20 +87,19 @@ class IdsChange:
 def check_changes(
     artifact: Artifact, now: dict[str, Any], checkpoint: CheckpointConfig, data: DataConfig, dataset: str
 ) -> list[str]:
-    """Check what differs between the settings that ``artifact`` was trained with and those of now.
+    """Check the differences between the settings that ``artifact`` was trained with and the present ones.
 
     Args:
         now: The whole configuration as a record.
-        dataset: Key of the data set now.
+        dataset: Key of the present data set.
 
     Returns:
-        Lines about what was allowed.
+        Messages about what was allowed.
 
     Raises:
-        ConfigError: More differs than is allowed; names each setting with both values and the override that lets it
-            pass.
+        ConfigError: More differs than is allowed; names each setting with both values and the override that allows it.
     """
-    # 1. Compare both configurations in the form of today.
+    # 1. Convert both configurations to the present form and compare them.
     then = with_new_names(artifact.config)
     then = {**then, "train": {**_BEFORE_SCHEDULES, **then["train"]}}
     then, now = _drop_defaults(then), _drop_defaults(now)
@@ -110,13 +109,13 @@ def check_changes(
     mappings = [feature.mapping or data.sparse_defaults.mapping for feature in data.sparse.values()]
     has_vocab = data.event_tables or any(ID_MAPPINGS.get(mapping).vocabulary for mapping in mappings)
     if dataset_then != dataset and has_vocab and data.mapping_from is None:
-        # A vocabulary numbers its rows by the frequencies of its own data set, unless it is carried on.
+        # A vocabulary numbers its rows by the frequencies of its own data set, unless it continues another mapping.
         changes[_DATASET] = [dataset_then, dataset]
     ids = ids_changes(then, now, checkpoint.rename)
     for path in ids:
         changes.setdefault(path, [None, None])
 
-    # 2. What does each change mean for the stored numbers?
+    # 2. Classify each change by what it means for the stored numbers.
     refused: dict[str, str] = {}
     not_allowed: dict[str, str] = {}
     lines = []
@@ -138,7 +137,7 @@ def check_changes(
 
 
 def classify(path: str, tables_only: bool) -> str:
-    """Say what a change of setting ``path`` means for stored numbers, the ids of rows apart: REFUSED, ALLOW or SAFE."""
+    """Classify a change of setting ``path`` as REFUSED, ALLOW or SAFE, apart from what it means for the ids of rows."""
     if _matches(path, _REFUSED_TABLES):
         return REFUSED
     if path.startswith((f"{SPARSE}.", f"{DEFAULTS}.")):
@@ -159,8 +158,8 @@ def _matches(path: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _drop_defaults(config: dict[str, Any]) -> dict[str, Any]:
-    # Of ``model.tables``, settings at their defaults say nothing. Widths are left out: ``warm.match_tables`` compares
-    # those that tables have.
+    # In ``model.tables``, settings at their defaults are dropped. Widths are not compared here: ``warm.match_tables``
+    # compares the actual ones.
     table_defaults = asdict(TableConfig())
     del table_defaults["dim"]
     tables = {}
@@ -175,7 +174,7 @@ def _drop_defaults(config: dict[str, Any]) -> dict[str, Any]:
     if tables:
         model["tables"] = tables
 
-    # An older checkpoint does not know the model's quiet settings.
+    # Older checkpoints do not record the model's quiet settings, so those at their defaults are dropped.
     if model.get("name") in MODELS.names():
         for option in fields(MODELS.get(model["name"]).config):
             if setting_of(option).quiet:
@@ -190,8 +189,8 @@ def _drop_defaults(config: dict[str, Any]) -> dict[str, Any]:
 def _keep_common_features(
     then: dict[str, Any], now: dict[str, Any], rename: dict[str, str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    # Only the sparse features that both have, the former ones under their new names. A table that only one side has is
-    # left out or keeps its initial values: nothing there can contradict.
+    # Keeps only the sparse features that both have, the former ones under their new names. A table that only one side
+    # has is left out or keeps its initial values, so it cannot contradict.
     features = {rename.get(name, name): value for name, value in then["data"]["sparse"].items()}
     current = now["data"]["sparse"]
     sides = []
@@ -204,7 +203,7 @@ def _keep_common_features(
 def _merge_changes_of_one_side(
     changes: dict[str, list[Any]], then: dict[str, Any], now: dict[str, Any]
 ) -> dict[str, list[Any]]:
-    # One entry instead of many for each task, numeric feature and sequence that only one side has.
+    # Replaces many entries by one for each task, numeric feature and sequence that only one side has.
     for group in ("tasks", "dense", "sequences"):
         before, after = then["data"].get(group, {}), now["data"].get(group, {})
         for name in before.keys() ^ after.keys():
@@ -223,7 +222,7 @@ def _describe_ids_change(path: str, old: Any, new: Any, features: list[str]) -> 
         return f"feature {former!r} is now {features[0]!r}, but the hash of its ids is seeded with the name"
     text = _describe_change(path, old, new)
     if path.startswith(DEFAULTS):
-        # Of which tables the rows would serve other ids.
+        # Name the tables whose rows would serve other ids.
         tables = features[:5] + ["..."] * (len(features) > 5)
         text += f" (tables {', '.join(tables)})"
     return text
@@ -250,13 +249,14 @@ def _refusal(
     former: dict[str, Any],
     checkpoint: CheckpointConfig,
 ) -> ConfigError:
-    # ``refused``, ``not_allowed``: {setting: what changed, in words}; ``former``: {setting: its former value}.
+    # ``refused`` and ``not_allowed`` map settings to what changed, in words; ``former`` maps them to their former
+    # values.
     parts, hints = [], []
     if refused:
         parts.append(f"cannot be changed: {'; '.join(refused.values())}")
     if not_allowed:
         parts.append(f"must be allowed: {'; '.join(not_allowed.values())}")
-    # A new dense part makes these settings of it irrelevant.
+    # These settings are irrelevant if the dense part is not taken from the checkpoint.
     dense = []
     for path in refused:
         if path.startswith(("model.", "data.tasks.", "data.sequences.")) and not _matches(path, _REFUSED_TABLES):
@@ -297,7 +297,7 @@ def _refusal(
 
 
 def _override(path: str, value: Any) -> str:
-    # As it is typed in a shell.
+    # Returns the override as it is typed in a shell.
     if _WHOLE_FEATURE.fullmatch(path):
         return f"~{path}" if value is None else f"'+{path}={{...}}'"
     if isinstance(value, list):
@@ -314,8 +314,8 @@ def _override(path: str, value: Any) -> str:
 def ids_changes(then: Mapping[str, Any], now: Mapping[str, Any], rename: Mapping[str, str]) -> dict[str, IdsChange]:
     """Find the settings that give rows of a common table to other ids: {setting: what it means}.
 
-    ``then``, ``now``: configurations as plain data, the former one with its features under their own names.
-    ``rename``: {feature then: feature now}. A setting of ``data.sparse`` is named by the feature's name now.
+    ``then`` and ``now`` are configurations as plain data, the former one with its features under their own names.
+    ``rename`` is {feature then: feature now}. A setting of ``data.sparse`` is named by the feature's present name.
     """
     before, after = then["data"], now["data"]
     changes: dict[str, IdsChange] = {}
@@ -325,30 +325,30 @@ def ids_changes(then: Mapping[str, Any], now: Mapping[str, Any], rename: Mapping
             continue
         current = after["sparse"][new]
         table_then, table_now = feature.get("table"), current.get("table")
-        # Rows of other tables are matched by their names.
+        # The rows of a different table are matched by its name instead.
         if rename.get(table_then or name, table_then or name) != (table_now or new):
             continue
         ids_then = _identify(name, feature, before["sparse_defaults"])
         ids_now = _identify(new, current, after["sparse_defaults"])
         if table_then:
-            # What is of a shared table is compared where it is set.
+            # The mapping and rows of a shared table are compared where they are set.
             for ids in (ids_then, ids_now):
                 ids.pop("mapping")
                 ids.pop("rows", None)
         if new != name and any(ID_MAPPINGS.get(ids["mapping"]).by_hash for ids in (ids_then, ids_now)):
-            # The hash's seed is the feature's name.
+            # The hash's seed is the feature's name, so renaming the feature changes its rows.
             changes[f"{_RENAME}{name}"] = IdsChange(REFUSED, [new])
         if feature.get("column") is None and current.get("column") is None:
-            # A feature that is renamed may have had its column renamed.
+            # If the feature was renamed, its column may have been renamed too.
             ids_then["column"] = ids_now.get("column")
         for setting in sorted(ids_then.keys() & ids_now.keys()):
             value_then, value_now = ids_then[setting], ids_now[setting]
             if value_then == value_now:
                 continue
-            # The same ids may be there under other names, which only the user knows, or surely not.
+            # Either the same ids may exist under other names, which only the user knows, or they surely do not.
             same_length = setting == "cross" and value_then and value_now and len(value_then) == len(value_now)
             kind = ALLOW if setting in _READ or same_length else REFUSED
-            # Responsible is the feature's own setting, else the default it takes.
+            # The feature's own setting is responsible, or else the default that it takes.
             own_then, own_now = feature.get(setting), current.get(setting)
             default_then, default_now = before["sparse_defaults"].get(setting), after["sparse_defaults"].get(setting)
             paths = []
@@ -365,7 +365,7 @@ def ids_changes(then: Mapping[str, Any], now: Mapping[str, Any], rename: Mapping
 
 
 def _identify(name: str, feature: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    # What decides which ids a feature's rows stand for: settings in force, those that do not count left out.
+    # Returns the settings that decide which ids a feature's rows stand for, without those that have no effect.
     cross, bins = list(feature.get("cross") or []), feature.get("bins")
     mapping = mapping_of(feature.get("mapping"), defaults["mapping"], bins)
     ids: dict[str, Any] = {"mapping": mapping.name, "cross": cross, "bins": bins}

@@ -38,13 +38,13 @@ def write_tensors(sink: BinaryIO, tensors: dict[str, Tensor], metadata: dict[str
     write_header(sink, shapes, metadata)
     for tensor in tensors.values():
         if tensor.numel():
-            # A view of the tensor's own memory, with no copy of it.
+            # This is a view of the tensor's own memory, not a copy.
             values = tensor.detach().contiguous().view(-1)
             sink.write(memoryview(values.view(torch.uint8).numpy()))  # type: ignore[arg-type]
 
 
 def write_header(sink: BinaryIO, tensors: dict[str, tuple[torch.dtype, list[int]]], metadata: dict[str, str]) -> None:
-    """Write what comes before the bytes of ``tensors``: {name: (dtype, shape)}, in the order of the bytes."""
+    """Write what precedes the bytes of ``tensors``: {name: (dtype, shape)}, in the order of the bytes."""
     header: dict[str, Any] = {"__metadata__": metadata}
     place = 0
     for name, (dtype, shape) in tensors.items():
@@ -52,7 +52,7 @@ def write_header(sink: BinaryIO, tensors: dict[str, tuple[torch.dtype, list[int]
         header[name] = {"dtype": _NAMES[dtype], "shape": shape, "data_offsets": [place, place + size]}
         place += size
     text = json.dumps(header, separators=(",", ":")).encode()
-    # Tensors begin at a multiple of 8 bytes.
+    # Pad the header, so that tensors begin at a multiple of 8 bytes.
     text += b" " * (-len(text) % 8)
     sink.write(len(text).to_bytes(8, "little") + text)
 
@@ -81,7 +81,7 @@ def read_tensors(data: bytes | bytearray | memoryview, where: str) -> tuple[dict
             if count:
                 tensors[name] = torch.frombuffer(body[start:stop], dtype=dtype).view(shape)
             else:
-                # ``frombuffer`` refuses empty buffers.
+                # ``frombuffer`` rejects empty buffers.
                 tensors[name] = torch.empty(shape, dtype=dtype)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise unreadable(where, "a whole safetensors file", error) from None
@@ -95,7 +95,7 @@ def unreadable(where: str, kind: str, error: Exception) -> DamagedError:
 
 
 def require_memory(error: Exception) -> None:
-    """Raise MemoryError if ``error`` says that memory ran out: that is no fault of what was read."""
-    # torch (RuntimeError) and zstd (ZstdError) have the same class for it as for content that makes no sense.
+    """Raise MemoryError if ``error`` says that memory ran out, which is no fault of what was read."""
+    # torch (RuntimeError) and zstd (ZstdError) raise the same class for it as for invalid content.
     if isinstance(error, torch.OutOfMemoryError) or any(words in str(error).lower() for words in _NO_MEMORY):
         raise MemoryError(str(error)) from error

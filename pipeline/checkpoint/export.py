@@ -1,4 +1,4 @@
-"""Tables of a checkpoint as plain fp32 files for other programs: Parquet or safetensors, one file a table."""
+"""Exports tables of a checkpoint as plain fp32 files for other programs: Parquet or safetensors, one per table."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ def export(
     tables: list[str] | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Exported:
-    """Write ``<table>.<format>`` into ``out``, rows in order. Memory: a window of rows.
+    """Write ``<table>.<format>`` into ``out``, rows in order. Needs memory for a window of rows.
 
     Parquet: column ``row`` (int64), then ``e0``..``eN`` float32. Safetensors: ``weight`` [rows, dim], states by name.
 
     Args:
         file_format: ``parquet`` or ``safetensors``.
-        layout: ``list``: one fixed-size list ``e`` instead of columns (Parquet only).
-        state: Write a float32 column for each optimizer state; of those that every weight has, as many as weights.
-        tables: Names; None: all.
-        progress: Gets rows done and in all.
+        layout: ``list`` writes one fixed-size list ``e`` instead of columns (Parquet only).
+        state: Write a float32 column for each optimizer state; a state of every weight has as many as the weights.
+        tables: Names of the tables; None: all.
+        progress: Called with the rows done and their total.
 
     Raises:
         ConfigError: A table is unknown.
@@ -97,7 +97,7 @@ def _write_parquet(
         else:
             fields += [pa.field(f"{name}{i}", pa.float32()) for i in range(dim)]
     schema = pa.schema(fields)
-    # Weights are noise to a dictionary; plain pages are smaller and quicker.
+    # Weights do not repeat, so a dictionary would not help; plain pages are smaller and faster.
     with pq.ParquetWriter(sink, schema, compression="zstd", use_dictionary=False) as writer:
         for window in windows:
             arrays = [pa.array(np.arange(window.row, window.row + window.rows, dtype=np.int64))]
@@ -124,7 +124,7 @@ def _write_safetensors(
     write_header(sink, tensors, {"table": table})
     for window in windows:
         sink.write(window.weight.numpy().tobytes())
-    # A file is written front to back, so the states are another pass over the rows.
+    # A file is written front to back, so the states need another pass over the rows.
     for name in states:
         for window in reader.windows(table):
             sink.write(window.state[name].numpy().tobytes())

@@ -1,4 +1,4 @@
-"""The named points that a run with checkpoints passes: what ``on_point`` hooks learn, on the rank that is there."""
+"""The named points of a run with checkpoints, which ``on_point`` hooks get on the rank that reaches them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class FaultPoint(StrEnum):
-    """Where a rank stands. A process may die at any of them without loss of a committed checkpoint; tests prove it."""
+    """A point that a rank reaches. Tests prove that a death at any of them loses no committed checkpoint."""
 
     BATCH = "batch"  # training loop: a step is about to be taken
     STAGE = "stage"  # a table's rows were copied into host memory, training stands still
@@ -28,4 +28,4 @@ OnPoint = Callable[[FaultPoint], None]
 
 
 def ignore(point: FaultPoint) -> None:
-    """The hook that does nothing."""
+    """Do nothing at ``point``."""

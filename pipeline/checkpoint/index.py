@@ -1,4 +1,8 @@
-"""The checkpoints of one training run: which are committed, what each rests on, when the next one is a baseline."""
+"""The checkpoints of one training run: which are committed, what each rests on, when the next one is a baseline.
+
+A delta *rests on* its *parents*, the checkpoints that are applied before it. What rests on a checkpoint are its
+*dependents*.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,11 @@ from pipeline.records.record import Record
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import MANIFEST, Artifact
 
-# Its files, the rows apart.
+# The files of a checkpoint besides those with rows.
 INDEX, STATE, DENSE = "index.json", "state.json", "dense.safetensors"
 NAME = re.compile(r"step-(\d{8,})")
 BASELINE = "baseline"
-# As manifests have recorded it from the first release on.
+# Manifests have recorded this word for a delta since the first release.
 DELTA = "difference"
 
 
@@ -26,7 +30,7 @@ def name_of(step: int) -> str:
 
 
 def step_of(path: str) -> int:
-    """Return the step that a checkpoint's name, or path, is of."""
+    """Return the step of a checkpoint from its name or path."""
     return int(path.rpartition("step-")[2])
 
 
@@ -43,10 +47,10 @@ def damage_hint(store: Store, name: str) -> str:
 
 @dataclass(frozen=True)
 class Entry(Record):
-    """What listing and retention need of a checkpoint. ``bytes``: of its own files, ``created``: Unix seconds.
+    """What listing and retention need of a checkpoint. ``bytes``: the size of its files; ``created``: Unix seconds.
 
-    ``rested``: what a baseline that was compacted from a chain rested on before: a training that goes on may still
-    write deltas on top of those.
+    ``rested`` is what a baseline compacted from a chain rested on before: a training that continues may still write
+    deltas on top of those.
     """
 
     name: str
@@ -76,15 +80,15 @@ def committed(store: Store, directory: str, damaged: dict[str, str] | None = Non
     """Find all committed checkpoints of ``directory``, oldest step first.
 
     Args:
-        damaged: Gets those that are left out because their manifest is damaged: {path: what is wrong with it}.
+        damaged: Filled with those that are left out because their manifest is damaged: {path: what is wrong with it}.
     """
     paths = [f"{directory}/{name}" for name in store.names(directory) if NAME.fullmatch(name)]
-    # By number, because as text a step of nine digits would sort before steps of eight.
+    # Sort by number, because as text a step of nine digits would sort before steps of eight.
     return sorted(readable(store, paths, damaged), key=lambda artifact: artifact.summary["step"])
 
 
 def readable(store: Store, paths: Iterable[str], damaged: dict[str, str] | None = None) -> list[Artifact]:
-    """Find those of ``paths`` that are committed; ``damaged`` as in ``committed``."""
+    """Find the committed checkpoints among ``paths``; ``damaged`` as in ``committed``."""
     artifacts = []
     for path in paths:
         try:
@@ -93,14 +97,15 @@ def readable(store: Store, paths: Iterable[str], damaged: dict[str, str] | None 
                 _check_summary(store, artifact)
                 artifacts.append(artifact)
         except DamagedError as error:
-            # Callers print the path themselves.
+            # The prefix is removed because callers print the path themselves.
             if damaged is not None:
                 damaged[path] = error.message.removeprefix(f"{store.url_of(path)}/{MANIFEST} ")
     return artifacts
 
 
 def _check_summary(store: Store, artifact: Artifact) -> None:
-    # The seal holds, but another program may have written it. Parents are earlier checkpoints beside it.
+    # The manifest's checksum is right, but another program may have written it. Parents must be earlier checkpoints
+    # beside it.
     summary, name = artifact.summary, artifact.name
     step, kind, parents = summary.get("step"), summary.get("type"), summary.get("parents")
     sound = (
@@ -129,7 +134,7 @@ def restore_order(store: Store, artifact: Artifact) -> list[Artifact]:
         damaged: dict[str, str] = {}
         found = readable(store, [path], damaged)
         if not found and not damaged:
-            # If it is gone, what rests on it is lost: worth a second look, past the cache.
+            # If it is gone, the checkpoints that rest on it are lost, so look a second time, past the cache.
             store.fs.invalidate_cache(store.full(path))
             found = readable(store, [path], damaged)
         if not found:
@@ -142,7 +147,7 @@ def restore_order(store: Store, artifact: Artifact) -> list[Artifact]:
                 file=f"{path}/{MANIFEST}",
             )
         order.insert(0, found[0])
-        # Compacted since: it holds all that lies before it.
+        # It was compacted since, so it holds everything that lies before it.
         if found[0].summary["type"] == BASELINE:
             break
     return [*order, artifact]
@@ -152,7 +157,7 @@ def restore_order(store: Store, artifact: Artifact) -> list[Artifact]:
 class CheckpointChain:
     """The checkpoints since the newest baseline: its name and those of the deltas after it, oldest first.
 
-    ``shares``: bytes of each delta as a share of the baseline's.
+    ``shares`` has the size of each delta as a share of the baseline's.
     """
 
     names: tuple[str, ...]
@@ -160,9 +165,9 @@ class CheckpointChain:
 
 
 def newest_chain(entries: list[Entry]) -> CheckpointChain | None:
-    """Return the chain that the next delta would extend: from the newest baseline on; None if there is none.
+    """Return the chain that the next delta would extend, from the newest baseline on; None if there is none.
 
-    ``entries``: oldest step first.
+    ``entries`` are in order, oldest step first.
     """
     starts = [place for place, entry in enumerate(entries) if entry.type == BASELINE]
     if not starts:
@@ -188,8 +193,8 @@ def wants_baseline(policy: str, chain: CheckpointChain | None, longest: int) -> 
 
 def rebase_pays(shares: tuple[float, ...]) -> bool:
     """Whether a new baseline pays after deltas S_1..S_i (``shares``): if 1 + S_1 + ... + S_i <= (i + 1) * S_i."""
-    # The paper's rule. The left side is what the last i + 1 checkpoints cost on average times i + 1 if the chain began
-    # anew; the right side is what going on costs, because a one-shot delta never shrinks.
+    # This is the paper's rule. The left side is what the last i + 1 checkpoints cost on average times i + 1 if the
+    # chain began anew; the right side is what continuing the chain costs, because a one-shot delta never shrinks.
     return bool(shares) and 1.0 + sum(shares) <= (len(shares) + 1) * shares[-1]
 
 
@@ -204,17 +209,17 @@ def parents(policy: str, chain: CheckpointChain) -> tuple[str, ...]:
 def names_to_keep(entries: list[Entry], keep_last: int, keep_every: int | None, pinned: Iterable[str] = ()) -> set[str]:
     """Select the names that stay: the newest ``keep_last``, one every ``keep_every`` steps, ``pinned``, their parents.
 
-    ``pinned``: names that something outside (a published model) refers to.
+    ``pinned`` has the names that something outside, such as a published model, refers to.
     """
     keep = {entry.name for entry in entries[-keep_last:]} | set(pinned)
     if keep_every:
         slots: dict[int, str] = {}
         for entry in entries:
             slots.setdefault(entry.step // keep_every, entry.name)
-        # The first slot begins with step 0, of which there is no checkpoint.
+        # The first slot begins with step 0, which has no checkpoint.
         slots.pop(0, None)
         keep |= set(slots.values())
-    # The next delta will rest on the newest baseline, whatever else is kept.
+    # The next delta will rest on the newest baseline, so it stays whatever else is kept.
     chain = newest_chain(entries)
     if chain is not None:
         keep.add(chain.names[0])
@@ -228,7 +233,7 @@ def names_to_keep(entries: list[Entry], keep_last: int, keep_every: int | None, 
 
 
 def required_parents(entry: Entry, entries: Mapping[str, Entry]) -> set[str]:
-    """Return the names of what ``entry`` rests on: its parents from the last baseline among them on."""
+    """Return the names that ``entry`` rests on: its parents from the last baseline among them on."""
     names: set[str] = set()
     for parent in reversed(entry.parents):
         names.add(parent)
@@ -238,7 +243,7 @@ def required_parents(entry: Entry, entries: Mapping[str, Entry]) -> set[str]:
 
 
 def dependents(artifacts: Iterable[Artifact]) -> dict[str, str]:
-    """Map what checkpoints name as their parents, with or without a manifest, to the path of one that rests on it."""
+    """Map the parents that checkpoints name, with or without a manifest, to the path of one that rests on it."""
     found: dict[str, str] = {}
     for artifact in artifacts:
         for parent in artifact.summary["parents"]:

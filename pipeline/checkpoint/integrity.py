@@ -1,9 +1,9 @@
 """Whether a checkpoint exists and its files are whole: proof of damage, for one rank and for all of them.
 
 An error of the store is no proof. A file is damaged if two reads agree that it is gone or that its bytes are wrong; any
-other failure may pass. Nor is a file that is missing or wrong for one rank alone: hosts may see different things, by a
-cache of names and attributes (NFS), or another disk at the same path. So a checkpoint exists, or is damaged, only if
-all ranks agree.
+other failure may pass. A file that is missing or wrong for one rank alone is no proof either: hosts may see different
+things, because of a cache of names and attributes (NFS), or another disk at the same path. So a checkpoint exists, or
+is damaged, only if all ranks agree.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.store.artifacts import Store
 from pipeline.store.errors import reachable
 from pipeline.store.manifest import MANIFEST, Artifact, FileEntry
 
-# Of a file that is not what it should be: two reads in a row must agree.
+# The most reads of a file that is not as expected, until two in a row agree.
 _READS = 4
 _AGAIN = "run the same command again once the store answers; nothing was changed"
 _SAME_STORE = (
@@ -49,7 +49,7 @@ def read_verified(store: Store, artifact: Artifact, name: str) -> bytearray:
         if not problem:
             return data
         if problem == former:
-            # Another process may have removed or replaced the artifact: its files went with it, and that is no damage.
+            # Another process may have removed or replaced the artifact with its files, which is not damage.
             with reachable(store.url_of(artifact.path)):
                 current = store.find(artifact.path)
             if current is None or current.files != artifact.files:
@@ -73,13 +73,13 @@ def _read(store: Store, path: str, expected: FileEntry) -> tuple[bytearray, str]
             view, count = memoryview(data), 0
             while count < len(view) and (got := source.readinto(view[count:])):
                 count += got
-            # One byte more, to notice a file that is too long.
+            # Read one byte more, to notice a file that is too long.
             count += len(source.read(1))
     except FileNotFoundError:
         store.fs.invalidate_cache(store.full(path))
         return data, "is missing from its artifact"
     except OSError as error:
-        # A sector that cannot be read, or a disk that is about to come back.
+        # A sector may be unreadable, or a disk may be about to come back.
         raise UnreachableError(f"{where} cannot be read: {error}", hint=_AGAIN) from error
     read = FileEntry(count, f"xxh3_128:{xxhash.xxh3_128_hexdigest(data)}")
     if read == expected:
@@ -125,7 +125,7 @@ def listing(store: Store, directory: str) -> tuple[list[str], dict[str, str]]:
                 f"{_describe(*views[other])}",
                 hint=_SAME_STORE,
             )
-        # A cache of names (NFS) may show the newest one later on one host than on another.
+        # A cache of names (NFS) may show the newest checkpoint later on one host than on another.
         time.sleep(pause)
     names, problems = seen[0]
     return list(names), dict(problems)
@@ -141,8 +141,7 @@ def _describe(names: list[str], damaged: list[str]) -> str:
 
 def require_seen_by_all(store: Store, error: DamagedError) -> None:
     """Have every rank read the file that shows the damage ``error``; PassingError if one reads it whole. Collective."""
-    # An error without a file is proved by what was read already: there is nothing that another rank could read
-    # differently.
+    # An error without a file is proved by what has been read already, and no rank could read that differently.
     if not error.file or not dist.is_initialized() or dist.get_world_size() == 1:
         return
     problems = retry_on_all_ranks(f"looking at {error.file} again", lambda: _find_problem(store, error.file))

@@ -1,13 +1,13 @@
 """Row-wise quantisation of table rows for checkpoints (Check-N-Run, NSDI'22, section 4.2).
 
-Asymmetric: a row's values lie on a grid of 2^bits points between its low and its low + span. For four
-bits and fewer the range may be *adaptive*: it is shrunk greedily from either end while the row's
-squared error falls, then fitted to the codes by least squares.
+The quantisation is asymmetric: a row's values lie on a grid of 2^bits points between its low and its low + span. For
+four bits and fewer the range may be *adaptive*: it is shrunk greedily from either end while the row's squared error
+falls, then fitted to the codes by least squares.
 
 The compiled kernels (``core.kernels``) do the work where they are installed, ten times as fast as the torch operations
-below, which do it everywhere else. Both search alike and code alike on the same range. Sums are added
-up in another order, so that in fewer than one row of a thousand another range comes out, whose error is the same to
-seven digits.
+below, which do it everywhere else. Both search alike, and give the same codes on the same range. They add up sums in
+different orders, so in fewer than one row of a thousand they find another range, whose error is the same to seven
+digits.
 
 Coding is idempotent: rows that were decoded and not changed since give the same codes again, whatever the search,
 because their plain range has no error, a search must lower the error, and low and span are rounded to steps that do
@@ -24,13 +24,13 @@ from torch import Tensor
 
 from pipeline.core.kernels import load_kernels
 
-# Values per tile of the torch operations: a tile and its temporaries stay in a core's second-level cache, and every
-# operation stays below torch's grain size (32,768), so that the checkpoint's thread works alone: a second team of
-# threads would fight with training's for the cores (measured: ten to a hundred times slower on a busy machine).
+# The number of values per tile of the torch operations. A tile and its temporaries stay in a core's second-level cache,
+# and every operation stays below torch's grain size (32,768), so that the checkpoint's thread works alone: a second
+# team of threads would fight with training's for the cores (measured: ten to a hundred times slower on a busy machine).
 _TILE_VALUES = 32_000
 # Bits by expected restores, rising; more restores than the last entry need 8 bits (section 4.2.2).
 _BITS_BY_RESTORES = ((1, 2), (3, 3), (20, 4))
-# Bits whose codes do not fill whole bytes on their own.
+# The numbers of bits that do not divide a byte.
 _GROUPED = (3, 6)
 # (steps, shrink, fits) tried by `choose_coding`, cheapest first; (25, 0.6) is near k-means in the paper.
 _SEARCHES = ((0, 0.0, 0), (0, 0.0, 2), (0, 0.0, 4), (10, 0.3, 2), (10, 0.5, 2), (25, 0.6, 2))
@@ -91,18 +91,18 @@ def encode(rows: Tensor, coding: Coding) -> EncodedRows:
     if not codes.numel():
         return EncodedRows(codes, low, span, 1.0, coding.bits, columns)
 
-    # 1. The unit of all rows: the power of two next above the largest magnitude, since scaling by it is exact.
+    # 1. Find the unit of all rows: the largest magnitude, rounded up to a power of two, since scaling by it is exact.
     kernels = load_kernels("rowcodes")
     if kernels is not None and (rows.dtype != torch.float32 or rows.stride(1) != 1):
         kernels = None
     if kernels is not None:
         largest = kernels.largest(rows)
     else:
-        # Tile by tile, to avoid a temporary of the size of all rows and a second team of threads.
+        # Work tile by tile, to avoid a temporary of the size of all rows and a second team of threads.
         largest = max(max(float(tile.max()), -float(tile.min())) for _, tile in _tiles(rows))
     unit = 2.0 ** math.ceil(math.log2(max(largest, 2.0**-100)))
 
-    # 2. The codes, and the range of each row.
+    # 2. Compute the codes, and the range of each row.
     if kernels is not None:
         search = coding.steps, int(coding.steps * coding.shrink), coding.fits
         kernels.encode(rows, coding.bits, search, unit, codes, low, span)
@@ -112,16 +112,16 @@ def encode(rows: Tensor, coding: Coding) -> EncodedRows:
 
 
 def _encode_tiles(rows: Tensor, coding: Coding, unit: float, codes: Tensor, low: Tensor, span: Tensor) -> None:
-    # torch's operations on whole tiles: nothing loops over rows.
+    # Uses torch's operations on whole tiles, so that nothing loops over rows.
     for start, part in _tiles(rows):
         stop = start + part.shape[0]
-        # A tile is held transposed, [columns, rows], so that figures a row are contiguous vectors.
+        # A tile is transposed to [columns, rows], so that values per row are contiguous vectors.
         tile = part.t().contiguous()
         plain = searched = tile.amin(0), tile.amax(0)
         if coding.steps or coding.fits:
             searched = _Search(tile, coding.bits, *plain).best(coding)
         tile_codes, low[start:stop], span[start:stop] = _on_grid(tile, *searched, unit, coding.bits)
-        # A grid must be used to both ends, or decoded rows would have another plain range: see the module's text.
+        # A grid must be used to both ends, or decoded rows would have another plain range: see the module's docstring.
         unused = (tile_codes.amin(0) > 0) | (tile_codes.amax(0) < 2**coding.bits - 1)
         if searched is not plain and bool(unused.any()):
             bottom = torch.where(unused, plain[0], searched[0])
@@ -139,7 +139,7 @@ def decode(encoded: EncodedRows, out: Tensor | None = None) -> Tensor:
         stop = start + tile.shape[0]
         values = _unpack(encoded.codes[start:stop], encoded.bits, encoded.columns).float()
         scale = encoded.span[start:stop].float() * (encoded.unit / levels)
-        # low + code * scale, written straight into ``out`` without a temporary.
+        # Compute low + code * scale directly in ``out``, without a temporary.
         torch.addcmul((encoded.low[start:stop].float() * encoded.unit)[:, None], values, scale[:, None], out=tile)
     return out
 
@@ -147,7 +147,7 @@ def decode(encoded: EncodedRows, out: Tensor | None = None) -> Tensor:
 def choose_coding(sample: Tensor, bits: int, worth: float = 0.05) -> Coding:
     """Choose range-search parameters for ``bits`` on a ``sample`` of rows (float32 [n, columns]).
 
-    A costlier search is taken only where it lowers the root mean square error by a share of at least ``worth``.
+    A costlier search is chosen only if it lowers the root mean square error by a share of at least ``worth``.
     """
     best, error = Coding(bits), math.inf
     if bits > 4 or not len(sample):
@@ -167,8 +167,8 @@ def _tiles(rows: Tensor) -> list[tuple[int, Tensor]]:
 
 
 def _on_grid(tile: Tensor, low: Tensor, high: Tensor, unit: float, bits: int) -> tuple[Tensor, Tensor, Tensor]:
-    # Returns codes (float32 [columns, n]), and the grid's low and span. Codes are taken against the stored (rounded)
-    # range, so its rounding costs no accuracy of its own.
+    # Returns codes (float32 [columns, n]), and the grid's low and span. Codes are relative to the stored (rounded)
+    # range, so that rounding the range costs no accuracy.
     rounded = (low / unit).half()
     span = ((high - low) / unit).half()
     width = span.float() * unit
@@ -204,11 +204,12 @@ class _Search:
         return lows.gather(0, place)[0], highs.gather(0, place)[0]
 
     def _shrink(self, steps: int, most: int) -> None:
-        # The paper's greedy search: raise the low end or lower the high end by a step, whichever errs less.
+        # This is the paper's greedy search: raise the low end or lower the high end by a step, whichever gives the
+        # lower error.
         low, high = self._plain
         step = (high - low) / steps
         for taken in range(1, most + 1):
-            # The same whichever end moves.
+            # The span is the same whichever end moves.
             span = step * (steps - taken)
             raised, lowered = low + step, high - step
             from_low, from_high = self._error_in_steps(raised, span), self._error_in_steps(low, span)
@@ -218,10 +219,10 @@ class _Search:
             self._tried.append((low, high, error))
 
     def _fit(self, fits: int) -> None:
-        # Lloyd's method on a grid: the range that serves the codes of the last one with least squares, and again.
+        # This is Lloyd's method on a grid: repeatedly fit the range to the latest codes by least squares.
         count = len(self._tile)
         mean = self._tile.mean(0)
-        # Leaves the codes of the best range so far.
+        # Recompute the codes of the best range so far into ``_codes``.
         self._error(*self._select_best())
         for _ in range(fits):
             codes = self._codes
@@ -231,7 +232,7 @@ class _Search:
             scale = (products - count * middle * mean) / (squares - count * middle.square()).clamp_min_(1e-6)
             low = mean - scale * middle
             high = low + scale * self._levels
-            # A row of one value has no codes to fit: its plain range stays.
+            # A row of a single value has no codes to fit, so its plain range stays.
             error = self._error(low, high).masked_fill_(scale <= 0, torch.inf)
             self._tried.append((low, high, error))
 
@@ -240,7 +241,7 @@ class _Search:
         return self._error_in_steps(low, span).mul_((span / self._levels).square_())
 
     def _error_in_steps(self, low: Tensor, span: Tensor) -> Tensor:
-        # In squared grid steps, of each row; leaves the codes in ``_codes``.
+        # Returns the error of each row in squared grid steps, and leaves the codes in ``_codes``.
         inverse = self._levels / span.clamp_min(torch.finfo(torch.float32).tiny * self._levels)
         places = torch.addcmul(low.neg().mul_(inverse), self._tile, inverse, out=self._places)
         codes = torch.round(places, out=self._codes).clamp_(0, self._levels)
@@ -248,14 +249,14 @@ class _Search:
 
 
 def _pack(codes: Tensor, bits: int) -> Tensor:
-    # Float codes [columns, n] become bytes [bytes a row, n], the first value in the lowest bits.
+    # Packs float codes [columns, n] into bytes [bytes a row, n], with the first value in the lowest bits.
     if bits == 8:
         return codes.to(torch.uint8)
     group = 8 if bits in _GROUPED else 8 // bits
     short = -codes.shape[0] % group
     if short:
         codes = torch.nn.functional.pad(codes, (0, 0, 0, short))
-    # Sums of at most 48 bits: float32 holds those of whole bytes exactly, float64 the others.
+    # Sums have at most 48 bits: float32 holds those of whole bytes exactly, float64 the others.
     exact = torch.float64 if bits in _GROUPED else torch.float32
     words = codes[group - 1 :: group].to(exact, copy=True)
     for place in range(group - 2, -1, -1):

@@ -1,4 +1,4 @@
-"""Damaged checkpoints that a training passed over: out of the way, listed by ``ckpt ls``, removed by ``ckpt gc`` only.
+"""Sets aside damaged checkpoints that a training skipped. ``ckpt ls`` lists them; only ``ckpt gc`` removes them.
 
 Each has a folder ``<directory>/aside/<name>.<n>`` with a record of what is wrong. On a local disk the checkpoint's
 folder is renamed to it. An object store has no rename: the record is written, then the manifest goes, and the files
@@ -23,10 +23,10 @@ _FORMER_MANIFEST = "former-manifest.json"
 
 @dataclass(frozen=True)
 class SetAside:
-    """A checkpoint set aside. ``path``: its folder; ``former``: where it lay; ``why``: what is wrong with it.
+    """A checkpoint set aside: ``path`` is its folder, ``former`` its former place, ``why`` says what is wrong with it.
 
-    ``files``: the folder that holds its files, one of the two; ``created``: Unix seconds, None where it is not known;
-    ``parents``: names of what it rests on, as far as it could be read.
+    ``files`` is the folder that holds its files, one of the two; ``created`` is in Unix seconds, None where unknown;
+    ``parents`` are the names that it rests on, as far as they could be read.
     """
 
     path: str
@@ -38,13 +38,13 @@ class SetAside:
 
 
 def set_aside(store: Store, directory: str, problems: dict[str, str]) -> list[str]:
-    """Take the checkpoints ``problems`` ({name: what is wrong}) of ``directory`` out of the way; returns lines to log.
+    """Set aside the checkpoints ``problems`` ({name: what is wrong}) of ``directory``; returns lines to log.
 
-    One that is gone or was set aside before is passed over, so that a call that was killed can be repeated.
+    One that is gone or was set aside before is skipped, so that a call that was killed can be repeated. Raises
     ArtifactError if the store refuses.
     """
     lines = []
-    # Those that rest on others go first.
+    # Checkpoints that rest on others go first.
     for name in sorted(problems, key=step_of, reverse=True):
         path = f"{directory}/{name}"
         if not store.exists(f"{path}/{MANIFEST}"):
@@ -60,7 +60,7 @@ def set_aside(store: Store, directory: str, problems: dict[str, str]) -> list[st
                 store.fs.makedirs(store.full(f"{directory}/{FOLDER}"), exist_ok=True)
                 Path(store.full(path)).rename(store.full(target))
             else:
-                # The record first: from then on the files are known as those of a checkpoint set aside.
+                # Write the record first: from then on the files are known to belong to a checkpoint that was set aside.
                 store.write_json(f"{target}/{RECORD}", {**record, "moved": False})
                 store.fs.cp_file(store.full(f"{path}/{MANIFEST}"), store.full(f"{path}/{_FORMER_MANIFEST}"))
                 store.fs.rm_file(store.full(f"{path}/{MANIFEST}"))
@@ -69,7 +69,7 @@ def set_aside(store: Store, directory: str, problems: dict[str, str]) -> list[st
 
 
 def _choose_folder(store: Store, directory: str, name: str) -> str:
-    # That of a call that was killed, or a new one.
+    # Returns the folder of a call that was killed, or a new one.
     path = f"{directory}/{name}"
     for one in listed(store, directory):
         if one.former == path and one.files == path:
@@ -94,7 +94,7 @@ def listed(store: Store, directory: str) -> list[SetAside]:
             parents = tuple(map(str, record.get("parents", ())))
             one = SetAside(path, former, str(record["why"]), files, float(record["created"]), parents)
         except (ArtifactError, KeyError, TypeError, ValueError):
-            # The record is damaged itself. On a disk, what was set aside has moved.
+            # The record itself is damaged. On a disk, the files were moved when it was set aside.
             files = path if store.is_local else former
             one = SetAside(path, former, f"its {RECORD} cannot be read", files, None)
         found.append(one)
@@ -102,7 +102,7 @@ def listed(store: Store, directory: str) -> list[SetAside]:
 
 
 def in_place(store: Store, directory: str) -> set[str]:
-    """Return the names in ``directory`` whose files, without a manifest, are those of a checkpoint set aside."""
+    """Return the names in ``directory`` whose files, without a manifest, belong to a checkpoint that was set aside."""
     names = set()
     for one in listed(store, directory):
         if one.files != one.path and not store.exists(f"{one.files}/{MANIFEST}"):
@@ -111,17 +111,17 @@ def in_place(store: Store, directory: str) -> set[str]:
 
 
 def spared(store: Store, directory: str) -> set[str]:
-    """Return the names in ``directory`` that a sweep leaves alone: ``in_place``, and what those set aside rest on."""
+    """Return the names in ``directory`` that a sweep must leave alone: ``in_place`` and parents of those set aside."""
     names = in_place(store, directory)
-    # A parent may have lost its manifest alone, which is what was wrong with those that rested on it.
+    # A parent may have lost only its manifest, which is what was wrong with those that rested on it.
     for one in listed(store, directory):
         names |= set(one.parents)
     return names
 
 
 def make_room(store: Store, path: str) -> None:
-    """Before something is written at ``path``, move files of a checkpoint set aside that lie there to its folder."""
-    # On a disk they have moved when it was set aside.
+    """Clear ``path`` before a write: move the files of a checkpoint that was set aside from there to its folder."""
+    # On a disk they were moved when it was set aside.
     if store.is_local:
         return
     for one in listed(store, path.rpartition("/")[0]):
@@ -143,12 +143,12 @@ def make_room(store: Store, path: str) -> None:
 
 
 def size(store: Store, one: SetAside) -> int:
-    """Return the bytes of the files of a checkpoint set aside."""
+    """Return the bytes of the files of ``one``, a checkpoint that was set aside."""
     return sum(info["size"] for info in store.fs.find(store.full(one.files), detail=True).values())
 
 
 def remove(store: Store, one: SetAside) -> None:
-    """Remove a checkpoint set aside, its files first. ArtifactError if the store refuses."""
+    """Remove ``one``, a checkpoint that was set aside, files first. ArtifactError if the store refuses."""
     if one.files != one.path and not store.exists(f"{one.files}/{MANIFEST}"):
         removal.remove(store, one.files)
     removal.remove(store, one.path)

@@ -1,11 +1,11 @@
-"""Reading a checkpoint and what it rests on: into a model of any world size and sharding, or without a model.
+"""Reads a checkpoint and what it rests on: into a model of any world size and sharding, or without a model.
 
 ``restore_newest`` finds the newest whole checkpoint; ``restore`` reads its chain, file by file (``read_blocks``), and
 puts what this rank's shards need in place (``apply_block``). ``ChainReader`` does the same without a model.
 
-Rows are applied in the order of the chain, baseline first, each file verified as it is read. A damaged chain is
+Rows are applied in the order of the chain, baseline first, and each file is verified as it is read. A damaged chain is
 never half applied and called good: the caller falls back to an older checkpoint (``restore_newest``). Only proven
-damage is a reason for that. What fails otherwise is tried again, and then stops the restore.
+damage is a reason for that. Other failures are tried again, and then stop the restore.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from pipeline.store.manifest import Artifact
 
 OTHER_MODEL = "the data and model settings the checkpoint was written with, or force=true to train from the start"
 _READ_THREADS = 2
-# float32 bytes of a window of rows.
+# The float32 bytes of a window of rows.
 WINDOW_BYTES = 16 << 20
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class RestoreTarget:
-    """What a restore fills. ``optimizer`` None: dense weights only. ``states`` false: table state is zeroed.
+    """What a restore fills. ``optimizer`` None restores dense weights only. ``states`` false sets table state to zero.
 
-    ``touched`` gets the rows of deltas marked, so that the next delta holds them too.
+    In ``touched`` the rows of deltas are marked, so that the next delta holds them too.
     """
 
     rows: RowAccess
@@ -66,8 +66,8 @@ def restore_newest(
 ) -> tuple[Artifact, TrainState] | None:
     """Restore the newest checkpoint under ``directory`` that is whole; None if there is none at all. Collective.
 
-    Each one that is damaged, or rests on a damaged one, is logged, passed over and added to ``damaged``
-    ({name: what is wrong}).
+    Each one that is damaged, or rests on a damaged one, is logged, skipped and added to ``damaged`` ({name: what is
+    wrong}).
 
     Raises:
         DamagedError: All checkpoints are damaged.
@@ -105,7 +105,7 @@ def _open(store: Store, path: str) -> Artifact:
             artifacts.append(store.get(path, "train"))
 
     retry_on_all_ranks(f"opening {path}", find)
-    # A try that failed on another rank has left one here, too.
+    # A try that failed on another rank has left an artifact here too, so take the last one.
     return artifacts[-1]
 
 
@@ -123,7 +123,7 @@ def restore(store: Store, artifact: Artifact, target: RestoreTarget) -> TrainSta
     states: list[TrainState] = []
 
     def read() -> None:
-        # What a try that failed elsewhere has left.
+        # Drop what a try that failed on another rank has left.
         states.clear()
         with reachable(store.url_of(artifact.path)):
             chain = restore_order(store, artifact)
@@ -147,8 +147,8 @@ def _restore_rows(store: Store, chain: list[Artifact], target: RestoreTarget) ->
     if target.touched is not None:
         target.touched.clear()
 
-    # 2. The baseline, which must hold every value, and then the deltas, oldest first. Only rows of deltas are marked:
-    #    the next delta must have them, besides those that training touches.
+    # 2. Apply the baseline, which must hold every value, and then the deltas, oldest first. Only rows of deltas are
+    # marked: the next delta must have them, besides those that training touches.
     names = {table: table for table in target.rows.tables}
     for artifact in chain:
         index = read_index(store, artifact)
@@ -168,7 +168,7 @@ def put_rows(
     names: dict[str, str],
     touched: TouchedRows | None = None,
 ) -> None:
-    """Put a checkpoint's rows into this rank's shards; ``names``: {table of the checkpoint: table of the model}."""
+    """Copy a checkpoint's rows to this rank's shards; ``names``: {table of the checkpoint: table of the model}."""
     # Chunks of all ranks are considered, because the checkpoint may have been written with another sharding.
     shards = target.rows.local_shards()
     wanted = []
@@ -177,7 +177,7 @@ def put_rows(
             renamed = replace(extent, table=names[extent.table])
             if any(meets(renamed, shard) for shard in shards):
                 wanted.append(extent)
-    # Lowest columns first: they overwrite a row's state, further columns add their share to it.
+    # Apply the lowest columns first: they overwrite a row's state, and further columns add their share to it.
     wanted.sort(key=lambda extent: (extent.table, extent.column, extent.first))
     for block in read_blocks(store, artifact, wanted):
         renamed_block = replace(block, table=names[block.table])
@@ -197,7 +197,7 @@ def read_blocks(store: Store, artifact: Artifact, extents: list[Extent]) -> Iter
         return block
 
     with ThreadPoolExecutor(_READ_THREADS, thread_name_prefix="nightjar-restore") as pool:
-        # One block more than threads: memory holds these only, however many there are.
+        # Read one block more than there are threads; memory holds only these, however many blocks there are.
         waiting: deque[Future[RowBlock]] = deque()
         for extent in extents:
             if len(waiting) > _READ_THREADS:
@@ -212,7 +212,7 @@ def read_blocks(store: Store, artifact: Artifact, extents: list[Extent]) -> Iter
 
 def meets(extent: Extent, shard: LocalShard) -> bool:
     """Whether an extent of the index and a shard have values in common."""
-    # Only the extent's first and last row are known. It may lack rows between them, so its chunk may yet have none.
+    # Only the extent's first and last row are known. It may lack rows between them, so its chunk may still have none.
     return (
         extent.table == shard.table
         and extent.first < shard.row + shard.rows
@@ -223,10 +223,10 @@ def meets(extent: Extent, shard: LocalShard) -> bool:
 
 
 def apply_block(block: RowBlock, shard: LocalShard, *, states: bool = True, touched: TouchedRows | None = None) -> int:
-    """Copy what ``block`` and ``shard`` have in common and mark it in ``touched``; returns the number of rows."""
+    """Copy the rows that ``block`` and ``shard`` share, mark them in ``touched``, and return their number."""
     if block.table != shard.table:
         return 0
-    # 1. The rows and columns in common. Ids rise, so these rows are adjacent in the block.
+    # 1. Find the shared rows and columns. Ids rise, so these rows are adjacent in the block.
     low, high = np.searchsorted(block.ids, [shard.row, shard.row + shard.rows])
     left = max(block.column, shard.column)
     right = min(block.column + block.weight.shape[1], shard.column + shard.columns)
@@ -234,19 +234,21 @@ def apply_block(block: RowBlock, shard: LocalShard, *, states: bool = True, touc
         return 0
     part = slice(left - block.column, right - block.column)
 
-    # 2. Their places in the shard. Adjacent rows are copied as a slice, without an index.
+    # 2. Find their positions in the shard. Adjacent rows are copied as a slice, without an index.
     ids = block.ids[low:high] - shard.row
     places: slice | Tensor = torch.from_numpy(ids)
     if int(ids[-1] - ids[0]) + 1 == len(ids):
         places = slice(int(ids[0]), int(ids[-1]) + 1)
 
-    # 3. Their state. Tables that were trained without one have none to give; a shard without takes none.
+    # 3. Restore their state. Tables that were trained without a state have none to give; a shard without one takes
+    # none.
     stored: dict[str, Tensor] = {}
     for name in shard.state_shapes(0):
         if states and name in block.state:
             stored[name] = block.state[name][low:high]
-    # A state of whole rows belongs to a column range: Adagrad's sum is the mean of the squared gradients there. Where
-    # ranges differ, a shard gets the mean over its columns: exact when ranges join, the best known when they split.
+    # A state of whole rows belongs to a range of columns: Adagrad's sum is the mean of the squared gradients there.
+    # Where ranges differ, a shard gets the mean over its columns, which is exact when ranges join and the best estimate
+    # when they split.
     share = (right - left) / shard.columns
     state: dict[str, Tensor] = {}
     for name, values in columns_of(stored, part).items():
@@ -277,8 +279,8 @@ def _check_tables(stored: dict[str, TableSize], tables: dict[str, TableSpec], wh
 
 
 def _check_cover(extents: list[Extent], shards: list[LocalShard], store: Store, artifact: Artifact) -> None:
-    # A baseline holds every value of a local shard. Counted by extents; those of a compacted baseline may have gaps
-    # that others fill, so there this is a lower bound.
+    # Checks that a baseline holds every value of a local shard, counted by extents. Extents of a compacted baseline may
+    # have gaps that others fill, so for those this is a lower bound.
     for shard in shards:
         cells = 0
         for extent in extents:
@@ -301,7 +303,7 @@ def restore_dense(store: Store, artifact: Artifact, target: RestoreTarget) -> Tr
     tensors, _ = read_tensors(read_verified(store, artifact, DENSE), f"{where}/{DENSE}")
     record = read_state(store, artifact)
     stored = _select_prefix("param/", tensors)
-    # All differences are reported at once: a restore takes too long to find them one by one.
+    # Report all differences at once: a restore takes too long to find them one by one.
     complaints = []
     for name in {**target.dense, **stored}:
         now = tuple(target.dense[name].shape) if name in target.dense else None
@@ -320,7 +322,7 @@ def restore_dense(store: Store, artifact: Artifact, target: RestoreTarget) -> Tr
 
 
 def read_index(store: Store, artifact: Artifact) -> Index:
-    """Read the index of a checkpoint; DamagedError if it makes no sense, whatever its checksum says."""
+    """Read the index of a checkpoint; DamagedError if it is invalid, even with a correct checksum."""
     name = artifact.summary.get("index", INDEX)
     where = store.url_of(f"{artifact.path}/{name}")
     data = read_verified(store, artifact, name)
@@ -352,10 +354,10 @@ def _select_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]
 
 
 class ChainReader:
-    """Reads a checkpoint and what it rests on without a model: for export and comparison. ``tables``: by name.
+    """Reads a checkpoint and what it rests on without a model, for export and comparison. ``tables`` are by name.
 
-    Rows come table by table in their order, the chain applied. Chunks are verified as they are read (DamagedError).
-    Memory holds a window, and of each checkpoint of the chain the chunks that overlap it.
+    Rows come table by table in their order, with the chain applied. Chunks are verified as they are read
+    (DamagedError). Memory holds one window, and the chunks of each checkpoint of the chain that overlap it.
     """
 
     def __init__(self, store: Store, artifact: Artifact) -> None:
@@ -368,14 +370,14 @@ class ChainReader:
         self._states: dict[str, dict[str, bool]] = {}
 
     def reopened(self) -> ChainReader:
-        """Return another reader of the same checkpoint, for another thread: what a reader has open is its own."""
+        """Return another reader of the same checkpoint for another thread, since a reader's open files are its own."""
         other = copy.copy(self)
         other._blocks = {}
         other._states = {}
         return other
 
     def states(self, table: str) -> dict[str, bool]:
-        """Return the optimizer's states of ``table`` by name: whether each weight has one, not each row."""
+        """Return the optimizer's states of ``table`` by name: True if each weight has one, False if each row."""
         if table not in self._states:
             stored: dict[str, Tensor] = {}
             for extent in self._indices[0].files:
@@ -386,13 +388,13 @@ class ChainReader:
         return self._states[table]
 
     def windows(self, table: str, window_bytes: int = WINDOW_BYTES) -> Iterator[LocalShard]:
-        """Yield all rows of ``table`` in order, as shards of its rows. A window's tensors are used for the next one."""
+        """Yield all rows of ``table`` in order, as shards of its rows. The next window reuses the tensors."""
         rows, dim = self.tables[table].rows, self.tables[table].dim
         size = max(1, window_bytes // (4 * dim))
         chain_extents = []
         for index in self._indices:
             extents = [extent for extent in index.files if extent.table == table]
-            # Lowest columns first, as in ``put_rows``.
+            # Sort the lowest columns first, as in ``put_rows``.
             chain_extents.append(sorted(extents, key=lambda extent: (extent.column, extent.first)))
         weight = torch.empty(min(size, rows), dim)
         states: dict[str, Tensor] = {}
@@ -407,7 +409,7 @@ class ChainReader:
             yield window
 
     def _fill(self, window: LocalShard, chain_extents: list[list[Extent]]) -> None:
-        # No stored weight is NaN (``copy_rows`` checks it), so one that is left has not been written.
+        # No stored weight is NaN (``copy_rows`` checks it), so a NaN that is left marks a weight that was not written.
         window.weight.fill_(float("nan"))
         for state in window.state.values():
             state.zero_()

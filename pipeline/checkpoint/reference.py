@@ -1,4 +1,4 @@
-"""Names of checkpoints as people type them: a run (its newest), ``<run>/step-00000100``, or a path in the store."""
+"""Resolves names of checkpoints as typed: a run (its newest), ``<run>/step-00000100``, or a path in the store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pipeline.store.manifest import MANIFEST, Artifact
 
 
 def directories(store: Store, run: str | None = None) -> list[str]:
-    """List the directories of checkpoints in the store, of one ``run`` or of all."""
+    """List the checkpoint directories in the store, of one ``run`` or of all."""
     found = []
     runs = store.names("runs") if run is None else [run]
     for name in runs:
@@ -28,16 +28,16 @@ def run_of(path: str) -> str:
 def find_checkpoint(
     store: Store, name: str, key: str | None = None, step: int | None = None, *, option: str = ""
 ) -> Artifact:
-    """Find the checkpoint that ``name`` means; of several trainings of a run the one written last.
+    """Find the checkpoint that ``name`` means; among several trainings of a run, the one written last.
 
     Args:
         name: A run, ``<run>/step-00000100``, or a path in the store.
-        key: Narrows it to one training key.
-        step: Narrows it to one step.
-        option: What the user typed before the name, for hints.
+        key: Restricts the search to one training key.
+        step: Restricts the search to one step.
+        option: The option that the user typed before the name, for hints.
 
     Raises:
-        ArtifactError: None is meant, or the one that may be meant is damaged.
+        ArtifactError: There is no such checkpoint, or the one that may be meant is damaged.
     """
     artifacts, damaged = candidates(store, name)
     best = None
@@ -45,11 +45,11 @@ def find_checkpoint(
         if key in (None, artifact.key) and step in (None, artifact.summary["step"]):
             best = artifact
     if key is not None and best is not None:
-        # No other is meant.
+        # The key leaves only one training, so no other checkpoint can be meant.
         return best
     suspects = []
     for path in damaged:
-        # Only of those of one training is it known which comes first.
+        # Only checkpoints of the same training have a known order.
         same_training = best is not None and path.rpartition("/")[0] == best.path.rpartition("/")[0]
         older = best is not None and same_training and step_of(path) < step_of(best.path)
         if step in (None, step_of(path)) and not older:
@@ -69,7 +69,7 @@ def find_checkpoint(
 
 
 def candidates(store: Store, name: str) -> tuple[list[Artifact], dict[str, str]]:
-    """Find the committed checkpoints that ``name`` may mean, the one written last at the end.
+    """Find the committed checkpoints that ``name`` may mean, with the one written last at the end.
 
     The second result has those whose manifest is damaged: {path: what is wrong with it}.
     """
@@ -86,7 +86,7 @@ def candidates(store: Store, name: str) -> tuple[list[Artifact], dict[str, str]]
 
 
 def _paths_of(store: Store, name: str) -> list[str]:
-    # ``name``: <run>/step-00000100, or a path.
+    # ``name`` is <run>/step-00000100 or a path.
     run, _, last = name.rpartition("/")
     if "/" in run or not run:
         return [name]

@@ -1,8 +1,13 @@
-"""What is removed: checkpoints outside retention, remains of killed writers. What is named stays.
+"""Removes checkpoints outside retention and the remains of killed writers. Whatever is named stays.
 
-A manifest that names a checkpoint's path anywhere under its inputs or summary pins it: those of published models, and
+A checkpoint stays for one of five reasons: ``keep_last`` or ``keep_every`` asks for it; it is *pinned*, because a
+manifest names it; it is *held*, because its own training may need it (the best weights, or the snapshots of an
+ensemble, which ``training/checkpoints.py`` calls *retained*); another one that stays rests on it; or the next delta
+may rest on it.
+
+A manifest that names a checkpoint's path anywhere in its inputs or summary pins it: manifests of published models, and
 those of finished trainings (their ``final``). ``nightjar ckpt gc`` calls ``collect`` and ``sweep``; a training calls
-``remove_uncommitted`` before it starts and ``Pruner`` behind each checkpoint.
+``remove_uncommitted`` before it starts and ``Pruner`` after each checkpoint.
 """
 
 from __future__ import annotations
@@ -29,9 +34,9 @@ from pipeline.store.manifest import MANIFEST, Artifact
 from pipeline.store.references import pins
 from pipeline.store.removal import Removal, age, remove, store_time, written
 
-# In a checkpoint's summary: the name of another one that its training may need, or a list of names.
+# A key of a checkpoint's summary: the name of another one that its training may need, or a list of names.
 HELD = "held"
-# Kinds of removals.
+# The kinds of removals.
 WHOLE, ASIDE, REMAINS = "checkpoint", "set aside", "remains"
 
 
@@ -54,8 +59,8 @@ def collect(
 ) -> tuple[list[Removal], list[Removal]]:
     """Decide what ``gc`` would remove, and what it keeps with the reason, in all runs or one.
 
-    ``keep_last``/``keep_every``: instead of what the run was configured with. Remains younger than
-    ``min_age_seconds`` may be a checkpoint in the making and stay.
+    ``keep_last`` and ``keep_every`` replace the run's own settings. Remains younger than ``min_age_seconds`` stay,
+    since they may belong to a checkpoint that is being written.
     """
     named, now = pins(store), store_time(store)
     going: list[Removal] = []
@@ -65,7 +70,7 @@ def collect(
         staying.append(Removal(path=path, bytes=None, reason=reason))
 
     for directory in directories(store, run):
-        # 1. Committed checkpoints, by retention. A damaged manifest may be of one that something needs.
+        # 1. Apply retention to committed checkpoints. A damaged manifest may belong to one that something needs.
         damaged: dict[str, str] = {}
         artifacts = committed(store, directory, damaged)
         for path in damaged:
@@ -80,7 +85,7 @@ def collect(
                 size = artifact.total_bytes
                 going.append(Removal(path=artifact.path, bytes=size, reason="outside retention", kind=WHOLE))
 
-        # 2. Those that a training set aside.
+        # 2. List those that a training set aside.
         for one in quarantine.listed(store, directory):
             reason = _reason_to_stay_aside(store, one, named, now - min_age_seconds)
             if reason:
@@ -89,7 +94,7 @@ def collect(
                 size = quarantine.size(store, one)
                 going.append(Removal(path=one.path, bytes=size, reason=f"{ASIDE}: {one.why}", kind=ASIDE))
 
-        # 3. What killed writers left, unless something needs it: then it is a checkpoint that lost its manifest.
+        # 3. List what killed writers left, unless something needs it: then it is a checkpoint that lost its manifest.
         dependent = dependents(artifacts)
         for remains in _find_remains(store, directory, artifacts, removed, now, min_age_seconds):
             name = remains.path.rpartition("/")[2]
@@ -132,12 +137,12 @@ def _reasons_to_stay(
 
 
 def _reason_to_stay_aside(store: Store, one: quarantine.SetAside, named: dict[str, str], young: float) -> str:
-    # What something names stays until a whole checkpoint lies in its place again.
+    # A checkpoint that something names stays until a whole checkpoint lies in its place again.
     if one.former in named and not store.exists(f"{one.former}/{MANIFEST}"):
         return f"{ASIDE}, but {named[one.former]} names {one.former}"
     if one.created is None:
         return ""
-    # So does what was set aside after ``young``, by the clock of the store.
+    # So does one that was set aside after ``young``, by the clock of the store.
     since = one.created
     if not store.is_local:
         since = written(store, store.full(f"{one.path}/{quarantine.RECORD}"))
@@ -147,7 +152,7 @@ def _reason_to_stay_aside(store: Store, one: quarantine.SetAside, named: dict[st
 def _find_remains(
     store: Store, directory: str, artifacts: list[Artifact], removed: set[str], now: float, min_age: float
 ) -> list[Removal]:
-    # Directories without a manifest, and files that their checkpoint's manifest does not name.
+    # Finds directories without a manifest, and files that their checkpoint's manifest does not name.
     remains = []
     committed_at = {artifact.path: artifact for artifact in artifacts}
     in_quarantine = quarantine.in_place(store, directory)
@@ -164,7 +169,7 @@ def _find_remains(
                 for full, size in sizes.items():
                     remains.append(Removal(path=full[len(store.root) + 1 :], bytes=size, reason=reason, kind=REMAINS))
         elif store.exists(f"{path}/{MANIFEST}"):
-            # It does not parse: it stays, and ``collect`` says so.
+            # The manifest does not parse, so the directory stays, and ``collect`` reports it.
             continue
         elif min((age(store, full, now) for full in sizes), default=min_age) >= min_age:
             size = sum(sizes.values())
@@ -174,7 +179,7 @@ def _find_remains(
 
 def sweep(store: Store, going: list[Removal]) -> None:
     """Remove what ``collect`` found; ArtifactError if the store refuses."""
-    # Checkpoints that rest on others go first, so that a sweep that is killed leaves no chain without its baseline.
+    # Checkpoints that rest on others go first, so that a killed sweep leaves no chain without its baseline.
     whole = [removal.path for removal in going if removal.kind == WHOLE]
     for path in sorted(whole, key=step_of, reverse=True):
         if store.exists(f"{path}/{MANIFEST}"):
@@ -189,10 +194,10 @@ def sweep(store: Store, going: list[Removal]) -> None:
 
 
 def clear(store: Store, directory: str, pinned: Mapping[str, str]) -> list[str]:
-    """Remove the checkpoints of ``directory``, each manifest before its files; returns names of those that stay.
+    """Remove the checkpoints of ``directory``, each manifest before its files; returns the names that stay.
 
-    What ``pinned`` ({path: what names it}) holds stays, with all it rests on, and what was set aside. ArtifactError
-    if the store refuses.
+    What ``pinned`` ({path: what names it}) holds stays, with all that it rests on, and so does what was set aside.
+    Raises ArtifactError if the store refuses.
     """
     names = [name for name in store.names(directory) if NAME.fullmatch(name)]
     entries = {entry.name: entry for entry in map(entry_of, committed(store, directory))}
@@ -204,7 +209,7 @@ def clear(store: Store, directory: str, pinned: Mapping[str, str]) -> list[str]:
         if name in entries:
             stay |= required_parents(entries[name], entries)
         else:
-            # What it rests on is not known, so everything before it stays.
+            # It is unknown what it rests on, so everything before it stays.
             stay |= {other for other in names if step_of(other) < step_of(name)}
     in_quarantine = quarantine.in_place(store, directory)
     for name in sorted(set(names) - stay - in_quarantine, key=step_of, reverse=True):
@@ -219,8 +224,8 @@ def remove_uncommitted(
 ) -> list[str]:
     """Remove checkpoints without a manifest, which killed writers and pruners left; returns lines that say what.
 
-    One that a committed checkpoint rests on or that is ``pinned`` (names) stays: it lost its manifest. What was set
-    ``aside`` (names) stays without a word.
+    One that a committed checkpoint rests on or that is ``pinned`` (names) stays: it lost its manifest. One that was set
+    ``aside`` (names) stays without a message.
     """
     stay = set(pinned) | set(dependents(committed(store, directory)))
     lines = []
@@ -238,9 +243,9 @@ def remove_uncommitted(
 
 @dataclass
 class Pruner:
-    """Called on rank 0, in the writer's thread, once for each checkpoint that is committed.
+    """Removes old checkpoints, on rank 0 in the writer's thread, once for each checkpoint that is committed.
 
-    ``keep_last``, ``keep_every`` as in the configuration. What something outside names is read once a call.
+    ``keep_last`` and ``keep_every`` are the configuration's. Pins from outside are read once per call.
     """
 
     store: Store
@@ -248,17 +253,18 @@ class Pruner:
     keep_last: int
     keep_every: int | None
     on_point: OnPoint
-    # Should be gone, but the store refused it.
+    # Entries that should be gone, but the store refused to remove them.
     _overdue: list[Entry] = field(default_factory=list)
 
     def prune(self, before: list[Entry], held: Collection[str], newest: Entry) -> tuple[list[str], str]:
         """Remove what is not needed of those ``before`` (oldest step first), now that ``newest`` is committed.
 
-        ``held``: names that the training itself needs. Returns names that stay, and what went wrong ("").
+        ``held`` has names that the training itself needs. Returns the names that stay, and what went wrong ("":
+        nothing).
         """
         entries = [*before, newest]
         names = [entry.name for entry in entries]
-        # Pins can only add to what stays, so they are not read if nothing would go anyway.
+        # Pins can only add to what stays, so they are not read if nothing would be removed anyway.
         if not self._overdue and len(names_to_keep(entries, self.keep_last, self.keep_every)) == len(entries):
             return names, ""
         try:
@@ -271,7 +277,7 @@ class Pruner:
         going = [entry for entry in self._overdue if entry.name not in pinned]
         problem = ""
         try:
-            # The ones that rest on others first.
+            # Remove checkpoints that rest on others first.
             for entry in sorted(going, key=lambda entry: -entry.step):
                 remove(self.store, f"{self.directory}/{entry.name}", lambda: self.on_point(FaultPoint.PRUNE))
             self._overdue = []

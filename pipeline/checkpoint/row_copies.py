@@ -1,8 +1,8 @@
-"""The short stop of training: copies of rows into host memory at a step boundary, taken in milliseconds.
+"""Copies rows into host memory at a step boundary, while training stops for milliseconds.
 
-Values are checked as they are copied, while they lie in the cache: a state that is not finite is never written.
-What is copied is consistent (no batch is in flight there); encoding and writing go on behind it while training
-continues (Check-N-Run, NSDI'22, section 3.1). The buffers are used again from copy to copy.
+Values are checked as they are copied, while they are in the cache: a state that is not finite is never written. The
+copy is consistent (no batch is in flight); encoding and writing go on while training continues (Check-N-Run, NSDI'22,
+section 3.1). The buffers are reused from copy to copy.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.core.errors import GuardError
 from pipeline.embeddings.row_access import LocalShard, RowAccess
 from pipeline.embeddings.touched import TouchedRows, shard_key
 
-# Values copied and checked at a time: they stay in the second-level cache in between.
+# The number of values that are copied and checked at a time, so that they stay in the second-level cache.
 _VALUES_AT_ONCE = 1 << 18
 
 
@@ -33,20 +33,22 @@ class CopyBuffers:
     Rows of tables on SSD are copied to a disk instead (``LocalShard.scratch``).
     """
 
-    # Not page-locked: it is as large as the tables, and pages that are locked are lost to all else on the host.
+    # The memory is not page-locked: it is as large as the tables, and locked pages are lost to everything else on the
+    # host.
     memory: Tensor = field(default_factory=lambda: torch.empty(0))
     used: int = 0
     _filling: threading.Thread | None = None
 
     def prepare(self, values: int) -> None:
-        """Get room for ``values`` float32 behind the caller."""
-        # A thread touches it before the first copy does: touching fresh memory costs four times a copy's time.
+        """Allocate room for ``values`` float32 in the background."""
+        # A thread touches the memory before the first copy does, since touching fresh memory takes four times as long
+        # as a copy.
         self.memory = torch.empty(values)
         self._filling = threading.Thread(target=self.memory.zero_, name="nightjar-buffers", daemon=True)
         self._filling.start()
 
     def reserve(self, values: int) -> None:
-        """Start over with room for ``values`` float32; what was cut before is overwritten from now on."""
+        """Start over with room for ``values`` float32; earlier cuts are overwritten from now on."""
         if self._filling is not None:
             self._filling.join()
             self._filling = None
@@ -55,14 +57,14 @@ class CopyBuffers:
             self.memory = torch.empty(values)
 
     def cut(self, count: int) -> Tensor:
-        """Return the next ``count`` float32."""
+        """Return the next ``count`` float32 values."""
         part = self.memory[self.used : self.used + count]
         self.used += count
         return part
 
 
 def full_values(access: RowAccess) -> int:
-    """Count the float32 values in memory of a copy of all rows this rank owns."""
+    """Count the float32 values that a copy of all rows of this rank takes in memory."""
     values = 0
     for shard in access.local_shards():
         if shard.owner and shard.scratch() is None:
@@ -71,7 +73,7 @@ def full_values(access: RowAccess) -> int:
 
 
 def full_bytes(access: RowAccess) -> int:
-    """Return the bytes of all tables in float32, on all ranks together, with the optimizer's state."""
+    """Return the bytes of all tables in float32 on all ranks together, with the optimizer's state."""
     return sum(t.rows * (4 * t.dim + access.rules.of(t.name).state_bytes(t.dim)) for t in access.tables.values())
 
 
@@ -84,7 +86,7 @@ def copy_rows(
     Raises:
         GuardError: A weight or an optimizer state is not finite; names table and row.
     """
-    # All sizes are known before the first copy, so that one reservation serves all of them.
+    # Compute all sizes before the first copy, so that one reservation serves all of them.
     picked: list[tuple[LocalShard, Tensor | None, int]] = []
     in_memory = 0
     for shard in access.local_shards():
@@ -112,8 +114,8 @@ def _count_values(shard: LocalShard, count: int) -> int:
 
 def _copy_rows(shard: LocalShard, rows: Tensor | None, count: int, buffers: CopyBuffers) -> RowBlock:
     ids = np.arange(shard.row, shard.row + count) if rows is None else rows.cpu().numpy() + shard.row
-    # Weights and states lie one behind the other in ``room``. A table on SSD may not fit into memory, so its copy goes
-    # to a disk.
+    # Weights and states follow each other in ``room``. A table on SSD may not fit into memory, so its copy goes to a
+    # disk.
     values = _count_values(shard, count)
     disk = shard.scratch()
     room = buffers.cut(values) if disk is None else disk[:values]
@@ -135,7 +137,8 @@ def _copy_rows(shard: LocalShard, rows: Tensor | None, count: int, buffers: Copy
 
 def _require_finite(table: str, ids: NDArray[np.int64], tensors: dict[str, Tensor]) -> None:
     for name, values in tensors.items():
-        # If a value is not finite, nor is the sum, which takes one pass. Large finite values may overflow it as well.
+        # If a value is not finite, neither is the sum, which takes one pass. Large finite values may overflow it as
+        # well.
         if bool(torch.isfinite(values.sum())):
             continue
         bad = ~torch.isfinite(values.view(len(ids), -1)).all(dim=1)

@@ -1,11 +1,11 @@
-"""One checkpoint: encode the copied rows, write them chunk by chunk, commit when all ranks are done.
+"""Writes one checkpoint: encodes the copied rows, writes them chunk by chunk, commits when all ranks are done.
 
 Read ``write_checkpoint`` first. It runs behind training, in the thread of ``async_save``, on every rank:
 
 1. Rank 0 clears the place, then every rank writes its rows, and rank 0 the dense part and the state as well.
 2. Rank 0 gathers what the ranks wrote into the index and commits by writing the manifest.
 
-A chunk is encoded, written and forgotten before the next, so memory beyond the copy is one chunk.
+A chunk is encoded, written and dropped before the next, so the copy and one chunk are all the memory needed.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from pipeline.store.manifest import MANIFEST, Artifact, FileEntry
 FORMAT = 2
 KIND = "checkpoint"
 SLOW = "use a store that all ranks write to at a similar speed; the rows go into the next checkpoint"
-# Files flushed at once: each flush waits for the disk's journal, together they wait once.
+# The number of files flushed at once: each flush waits for the disk's journal, and together they wait once.
 _FLUSH_THREADS = 8
-# Files that may be written but not on the disk yet.
+# The most files that may be written but not on the disk yet.
 _MAX_UNFLUSHED = 16
 
 
@@ -52,12 +52,12 @@ _MAX_UNFLUSHED = 16
 class Job:
     """One checkpoint to write.
 
-    ``blocks``: this rank's rows; ``dense``, ``state``, ``summary``: written by rank 0. ``tables``: of the model, by
-    name. ``coding``: how a block is stored, asked once a block, behind training, for choosing takes time.
-    ``chunk_bytes``: of rows before encoding. ``compact``: what rank 0 does to the committed checkpoint (compaction);
-    None: nothing. ``prune``: what rank 0 does last; returns names of the checkpoints that stay and what went wrong.
-    ``seconds``: a rank may write for, by the clock ``now``. ``awaited``: training waits for it; others make way for
-    training.
+    ``blocks`` are this rank's rows; rank 0 writes ``dense``, ``state`` and ``summary``. ``tables`` are those of the
+    model, by name. ``coding`` gives the coding of a block; it is called once per block behind training, because
+    choosing takes time. ``chunk_bytes`` is the size of a chunk's rows before encoding. ``compact`` is rank 0's
+    compaction of the committed checkpoint; None: there is none. ``prune`` is rank 0's last work; it returns the names
+    of the checkpoints that stay and what went wrong. A rank may write for ``seconds`` by the clock ``now``.
+    ``awaited``: training waits for the checkpoint; others give way to training.
     """
 
     path: str
@@ -90,7 +90,7 @@ def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on
     extents: list[Extent] = []
 
     def clear() -> None:
-        # What a killed writer left here is removed; what was set aside here is moved, not removed.
+        # Remove what a killed writer left here, but move what was set aside here.
         make_room(draft.store, draft.path)
         draft.discard()
 
@@ -99,17 +99,17 @@ def write_checkpoint(store: Store, job: Job, group: dist.ProcessGroup | None, on
         if leader:
             _write_file(draft, DENSE, lambda: _write_dense(draft, job.dense, on_point))
             _write_file(draft, STATE, lambda: draft.write_json(STATE, job.state))
-            # These files must be on the disk before the commit is.
+            # These files must be on the disk before the commit.
             with _flush_behind(draft) as flush:
                 flush(DENSE)
                 flush(STATE)
         on_point(FaultPoint.WRITTEN)
 
     try:
-        # 1. Every rank writes its files; nobody goes on before all of them lie there.
+        # 1. Every rank writes its files, and all wait until every file is written.
         run_on_rank0(f"clearing {job.path}", clear, group)
         run_on_all_ranks(f"writing {job.path}", write, group)
-        # 2. Rank 0 learns their names and commits; the others get the manifest that it wrote.
+        # 2. Rank 0 gathers their names and commits; the others get the manifest that it wrote.
         reports = gather_records(report_of(extents, draft.files), group)
         record = run_on_rank0(f"committing {job.path}", lambda: _commit(draft, job, reports, on_point).to_json(), group)
     except BaseException:
@@ -129,12 +129,12 @@ def _write_rows(draft: Draft, job: Job, on_point: OnPoint, deadline: float) -> l
             write_block(sink, block, coding)
             on_point(FaultPoint.CHUNK)
 
-    # A shard's block is divided twice: by the coding of its rows, then into parts of the size of a chunk.
+    # A shard's block is split twice: by the coding of its rows, then into parts of the size of a chunk.
     with _flush_behind(draft) as flush:
         for block in job.blocks:
             for rows, coding in split_by_heat(block, job.coding(block)):
                 for part in pieces(block, rows, job.chunk_bytes):
-                    # The other ranks wait for this one, so it gives up in time for them to hear of it.
+                    # The other ranks wait for this one, so it must give up in time for them to hear of it.
                     if job.now() > deadline:
                         raise PassingError(f"{job.path} was not written within {job.seconds:g} s", hint=SLOW)
                     extent = extent_of(this_rank(), len(extents), part, coding)
@@ -162,7 +162,7 @@ def _commit(draft: Draft, job: Job, reports: list[dict[str, Any]], on_point: OnP
         flush(INDEX)
     on_point(FaultPoint.BEFORE_COMMIT)
     summary = {**job.summary, **summarize(draft.files, extents)}
-    # The manifest is what makes the checkpoint exist: every file that it names is complete by now, and on the disk.
+    # The manifest makes the checkpoint exist: every file that it names is complete and on the disk by now.
     committed: list[Artifact] = []
     _write_file(draft, MANIFEST, lambda: committed.append(draft.commit(summary)))
     on_point(FaultPoint.AFTER_COMMIT)
@@ -170,12 +170,12 @@ def _commit(draft: Draft, job: Job, reports: list[dict[str, Any]], on_point: OnP
 
 
 def pieces(block: RowBlock, rows: Tensor | None, limit: int) -> Iterator[RowBlock]:
-    """Cut ``rows`` of ``block`` into smaller blocks, one for each chunk.
+    """Split ``rows`` of ``block`` into smaller blocks, one for each chunk.
 
     Args:
         block: The rows to cut.
-        rows: Places in the block, int64 [n]; None for all of them, of which views are cut.
-        limit: Bytes of float32 in each, before it is encoded.
+        rows: Positions in the block, int64 [n]; None: all of them, split as views.
+        limit: Float32 bytes of each part, before it is encoded.
     """
     values = block.weight.shape[1]
     for state in block.state.values():
@@ -194,7 +194,7 @@ def pieces(block: RowBlock, rows: Tensor | None, limit: int) -> Iterator[RowBloc
 
 
 def extent_of(rank: int, number: int, block: RowBlock, coding: TableCoding) -> Extent:
-    """Describe for the index the ``number``-th chunk of ``rank``, made of ``block``; no other chunk has its name."""
+    """Describe the ``number``-th chunk of ``rank``, made of ``block``, for the index; its file name is unique."""
     return Extent(
         file=f"rows/{quote(block.table, safe='')}/{rank:05d}-{number:06d}.safetensors",
         table=block.table,
@@ -222,7 +222,7 @@ def report_of(extents: list[Extent], files: Mapping[str, FileEntry]) -> dict[str
 
 
 def _write_file(draft: Draft, name: str, write: Callable[[], None]) -> None:
-    # Tried again after an error that passes; a full disk or a refusal is final at once.
+    # Writes are repeated after an error that passes; a full disk or a refusal is final at once.
     def attempt() -> None:
         draft.files.pop(name, None)
         write()
@@ -233,7 +233,7 @@ def _write_file(draft: Draft, name: str, write: Callable[[], None]) -> None:
     except NightjarError:
         raise
     except Exception as error:
-        # Clients of object stores have error classes of their own; on a disk, anything but an OSError is a bug.
+        # Clients of object stores have their own error classes; on a disk, anything but an OSError is a bug.
         draft.files.pop(name, None)
         if draft.store.is_local and not isinstance(error, OSError):
             raise
@@ -246,10 +246,10 @@ def _write_file(draft: Draft, name: str, write: Callable[[], None]) -> None:
 
 @contextmanager
 def _flush_behind(draft: Draft) -> Iterator[Callable[[str], None]]:
-    # Yields a function that has a thread flush a file to a local disk; leaving the context waits for all of them. The
-    # manifest is written last and must not outlive the files that it names, should the machine lose its power.
+    # Yields a function that has a thread flush a file to a local disk; leaving the context waits for all flushes. The
+    # manifest is written last and must not survive a power loss that the files it names do not.
     if not draft.store.is_local:
-        # An object store has a file once its upload ends: there is nothing to flush.
+        # An object store has a file once its upload ends, so there is nothing to flush.
         yield lambda name: None
         return
     pool = ThreadPoolExecutor(_FLUSH_THREADS, thread_name_prefix="nightjar-flush")

@@ -13,22 +13,24 @@ from pipeline.checkpoint.container import unreadable
 from pipeline.core.errors import ArtifactError
 from pipeline.specs.optimizers import DENSE_OPTIMIZERS
 
-# Settings of how a step is computed, not of what it computes: the running process decides them.
+# Settings of how a step is computed, not of what it computes; the running process decides them.
 _EXECUTION = ("foreach", "fused", "capturable", "differentiable")
 
 
 @dataclass(kw_only=True)
 class TrainState:
-    """Where training stands. The position is (``epoch``, ``next_batch``: next global batch of that epoch).
+    """The state of training. Its position is (``epoch``, ``next_batch``: the next global batch of that epoch).
 
-    ``schedule`` and ``windows`` are JSON data of the learning rate schedule and the metric windows;
+    ``schedule``: JSON data, the settings of the learning rates for people, and how the weights that are saved differ
+    from those that train (``training/checkpoints.py``); the rates themselves follow from ``step`` and ``validation``;
+    ``windows``: JSON data of the metric windows;
     ``towers``: {start of a tower module's parameter names: its features, in order}, without what would mean nothing
     for other features; ``order``: the features by group of ``data``, in the order in which the model takes them, which
-    no record of a configuration tells; ``validation``: looks at validation rows, {} without any; ``rng``: every rank's
-    ``torch.get_rng_state()``, uint8 [world size, bytes], None where it does not matter; ``compiled``: whether
-    ``train.compile=auto`` compiles the dense part, None before it is decided; ``lanes``: those that the rows come in,
-    one where a checkpoint does not say so; ``shuffle_key``: what their order follows besides the seed, "" where it is
-    the key of the dataset, as in checkpoints of earlier releases.
+    no record of a configuration tells (the order of rows is ``lanes`` and ``shuffle_key``); ``validation``: looks at
+    validation rows, {} without any; ``rng``: every rank's ``torch.get_rng_state()``, uint8 [world size, bytes], None
+    where it does not matter; ``compiled``: whether ``train.compile=auto`` compiles the dense part, None before it is
+    decided; ``lanes``: the number of lanes of the rows, 1 if a checkpoint does not record it; ``shuffle_key``: the key
+    of their order besides the seed, "" for the dataset's own key, as in checkpoints of earlier releases.
     """
 
     step: int = 0
@@ -49,7 +51,7 @@ class TrainState:
         """Return everything but ``rng``, which is a tensor, as plain data."""
         record = dict(vars(self))
         del record["rng"]
-        # Defaults that older checkpoints do not name.
+        # Older checkpoints do not have these keys, so values at their defaults are left out.
         defaults: dict[str, Any] = {"validation": {}, "order": {}, "compiled": None, "lanes": 1, "shuffle_key": ""}
         for name, default in defaults.items():
             if record[name] == default:
@@ -58,7 +60,7 @@ class TrainState:
 
 
 def _parameter_names(optimizer: torch.optim.Optimizer, dense: dict[str, Tensor]) -> list[str]:
-    # In the optimizer's own order, by which its state_dict numbers them.
+    # Names are in the optimizer's own order, by which its state_dict numbers them.
     name_of = {id(parameter): name for name, parameter in dense.items()}
     names: list[str] = []
     for group in optimizer.param_groups:
@@ -156,7 +158,8 @@ def load_optimizer(
     for current, former in zip(optimizer.state_dict()["param_groups"], record["groups"], strict=True):
         group = dict(current)
         for key, value in former.items():
-            # JSON has neither tuples nor tensors: values get the types that the run's optimizer has.
+            # JSON has neither tuples nor tensors: values get the types that the run's optimizer has. The learning rate
+            # among them has no effect, since ``Optimizers.set_step`` sets it before each step.
             own = current.get(key)
             if isinstance(own, tuple):
                 value = tuple(value)
@@ -166,7 +169,7 @@ def load_optimizer(
         group["params"] = [index[name] for name in former["params"]]
         order += group["params"]
         groups.append(group)
-    # torch loads state by place, so parameters in another order would get each other's.
+    # torch loads state by position, so parameters in another order would get each other's.
     if order != list(range(len(names))):
         raise ArtifactError("the checkpoint's dense parameters are in another order", hint="force=true")
     optimizer.load_state_dict({"state": state, "param_groups": groups})

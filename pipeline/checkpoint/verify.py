@@ -1,4 +1,4 @@
-"""Looking for damage: every file of a checkpoint and of what it rests on, read and compared; all of it is named."""
+"""Looks for damage: reads and compares every file of a checkpoint and of what it rests on, and reports all of it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def verify(
 ) -> tuple[list[Damage], int, int]:
     """Find all damage of ``artifact`` and its chain; returns it with the files read and the bytes read.
 
-    ``progress``: bytes read and in all.
+    ``progress`` gets the bytes read and their total.
     """
     chain, damage = _open_chain(store, artifact)
     total = sum(checkpoint.total_bytes for checkpoint in chain)
@@ -30,13 +30,13 @@ def verify(
         damaged_files = set()
         for name, entry in checkpoint.files.items():
             problem = ""
-            # 1. A chunk is read as a restore reads it, its content and its checksum.
+            # 1. Read a chunk as a restore does, with its content and its checksum.
             if name in extents:
                 try:
                     list(read_blocks(store, checkpoint, [extents[name]]))
                 except DamagedError as error:
                     problem = error.message
-            # 2. Other files by their checksum. What is wrong with a chunk's bytes says more than what follows from it.
+            # 2. Compare other files by their checksum. A problem with a chunk's bytes says more than its consequences.
             if name not in extents or problem:
                 problem = _find_file_problem(store, f"{checkpoint.path}/{name}", entry) or problem
             if problem:
@@ -46,7 +46,7 @@ def verify(
             done += entry.bytes
             progress(done, total)
         damage += [found for found in index_damage if found.file not in damaged_files]
-        # 3. Content with the right checksum that no restore could read.
+        # 3. Find content with the right checksum that no restore could read.
         for name, parse in ((DENSE, read_tensors), (STATE, parse_state)):
             if name not in damaged_files:
                 try:
@@ -57,7 +57,7 @@ def verify(
 
 
 def _open_chain(store: Store, artifact: Artifact) -> tuple[list[Artifact], list[Damage]]:
-    # As ``index.restore_order``, but it goes on behind damage.
+    # Does the same as ``index.restore_order``, but continues after damage.
     directory = artifact.path.rpartition("/")[0]
     chain, damage = [artifact], []
     for parent in reversed(artifact.summary["parents"]):
@@ -74,7 +74,7 @@ def _open_chain(store: Store, artifact: Artifact) -> tuple[list[Artifact], list[
 
 
 def _read_extents(store: Store, artifact: Artifact) -> tuple[dict[str, Extent], list[Damage]]:
-    # What the index says of each chunk, {file: extent}, and damage of the index: chunks the manifest does not have.
+    # Returns what the index says of each chunk, {file: extent}, and damage of the index: chunks the manifest lacks.
     name = artifact.summary.get("index", INDEX)
     if name not in artifact.files:
         return {}, [Damage(artifact.path, MANIFEST, f"does not name {name}, expected in a checkpoint")]

@@ -1,7 +1,7 @@
 """Warm start: a new training begins with tables (and the dense part) of another checkpoint, as far as they fit.
 
-Tables may be renamed, missing or of another size: rows that the checkpoint does not have keep their initial values,
-rows that the model does not have are left out. The position of the data starts anew.
+Tables may be renamed, missing or of another size: rows that the checkpoint does not have keep their initial values, and
+rows that the model does not have are left out. The position in the data starts anew.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ def warm_start(
     """Fill ``target``, whose values are initial ones, from ``artifact``. Collective.
 
     Args:
-        tables_only: Dense parameters and their optimizer keep their initial values.
+        tables_only: Whether dense parameters and their optimizer keep their initial values.
         rename: {table in the checkpoint: table of the model}.
-        partly: So do dense parameters that the checkpoint lacks or has in another shape, as between a flat model and
-            one with towers.
-        towers: The model's, as in TrainState. Parameters of a tower that had other features in the checkpoint keep
-            their initial values too.
-        order: As in TrainState.
+        partly: Whether dense parameters that the checkpoint lacks or has in another shape, as between a flat model and
+            one with towers, keep their initial values.
+        towers: The model's towers, as in TrainState. Parameters of a tower that had other features in the checkpoint
+            keep their initial values too.
+        order: The order of features, as in TrainState.
 
     Returns:
         Lines that say what was taken and what was left.
@@ -62,7 +62,7 @@ def warm_start(
     lines: list[str] = []
 
     def read() -> None:
-        # What a try that failed elsewhere has left.
+        # Drop what a try that failed on another rank has left.
         lines.clear()
         chain = restore_order(store, artifact)
         stored = read_index(store, chain[-1]).tables
@@ -84,7 +84,7 @@ def warm_start(
 def match_tables(stored: dict[str, TableSize], tables: dict[str, TableSpec], rename: dict[str, str]) -> dict[str, str]:
     """Map the tables of the model to those of the checkpoint, if in both, after ``rename``; ConfigError if impossible.
 
-    ``rename``: {table of the checkpoint: table of the model}.
+    ``rename`` is {table of the checkpoint: table of the model}.
     """
     for then, now in rename.items():
         if then not in stored:
@@ -100,7 +100,7 @@ def match_tables(stored: dict[str, TableSize], tables: dict[str, TableSpec], ren
                 hint=_rename_hint({**rename, then: next(iter(tables))}),
             )
     source_of: dict[str, str] = {}
-    # Renamed tables first: where two would have one name, the renamed one has it.
+    # Renamed tables come first: where two would have the same name, the renamed one gets it.
     for then in sorted(stored, key=lambda name: name not in rename):
         now = rename.get(then, then)
         if now not in tables or (now in source_of and then not in rename):
@@ -120,7 +120,7 @@ def match_tables(stored: dict[str, TableSize], tables: dict[str, TableSpec], ren
 
 
 def _rename_hint(rename: dict[str, str], without: str | None = None) -> str:
-    # As it is typed in a shell: braces and spaces need the quotes.
+    # The text is as typed in a shell, where braces and spaces need the quotes.
     names = ", ".join(f"{old}: {new}" for old, new in rename.items() if old != without)
     return f"'checkpoint.rename={{{names}}}'"
 
@@ -156,7 +156,7 @@ def _describe_tables(
 
 
 def _check_order(store: Store, artifact: Artifact, order: dict[str, list[str]]) -> None:
-    # The model's layers tell features apart by their places.
+    # The model's layers identify features by position.
     former_order = read_state(store, artifact)["train"].get("order", {})
     for group, now in order.items():
         then = former_order.get(group, now)
@@ -174,7 +174,7 @@ def _load_dense(
 ) -> list[str]:
     state = read_state(store, artifact)
 
-    # 1. If only a part fits, that is loaded, and the optimizer starts fresh, for it has seen another model.
+    # 1. If only a part fits, load that part, and start the optimizer fresh, since its state belongs to another model.
     moved = []
     for start, features in state["train"].get("towers", {}).items():
         if towers.get(start, features) != features:
@@ -197,12 +197,12 @@ def _load_dense(
             counts = f"{len(fitting)} of {len(target.dense)} parameters loaded"
             return [f"dense part: {counts}, the optimizer starts fresh", *initial, *left_out]
 
-    # 2. Another optimizer class starts anew, and the settings of its groups are always the run's own.
+    # 2. Another optimizer class starts fresh, and the settings of its groups are always the run's own.
     optimizer, record = target.optimizer, state["optimizer"]
     same = optimizer is not None and record is not None and record["class"] == type(optimizer).__name__
     groups = []
     if optimizer is not None:
-        # Copies, because loading the state overwrites the settings.
+        # Keep copies, because loading the state overwrites the settings.
         groups = [dict(group) for group in optimizer.param_groups]
     try:
         restore_dense(store, artifact, target if same else replace(target, optimizer=None))

@@ -49,13 +49,13 @@ EPILOG = f"""\
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code. An expected failure prints one message."""
-    # This process is ours, and no stage has loaded torch or Polars yet.
+    # The process is the command's own, and no stage has loaded torch or Polars yet.
     if arguments is None:
         share_cpus()
         arguments = sys.argv[1:]
     try:
         known = find_commands()
-    # Of an installed package that adds commands.
+    # An installed package that adds commands may raise this.
     except NightjarError as error:
         return complain(str(error), exit_code_of(error))
     parser = _parser(known)
@@ -81,8 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         return complain("stopped by SIGINT", exit_code_of(error))
     except BrokenPipeError as error:
-        # The reader, such as ``head``, has gone. Python flushes standard output when it ends, which must not fail
-        # again.
+        # The reader, such as ``head``, has gone. Python flushes standard output at exit, which must not fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_code_of(error)
     except Exception as error:
@@ -106,7 +105,7 @@ def find_commands() -> list[Command]:
         known += family.COMMANDS
     known += run.INTERNAL
     for package, added in load_hooks("nightjar.commands").items():
-        # The commands of a family stay together, behind the one that its first command names.
+        # Keep the commands of a family together, after the command that its first one names.
         names = [command.name for command in known]
         place = len(known)
         if added[0].after in names:
@@ -132,7 +131,7 @@ def _parser(known: Sequence[Command]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"nightjar {_version()}")
     parsers = parser.add_subparsers(dest="command", metavar="command")
     for command in known:
-        # ``nightjar --help`` lists what has a help.
+        # ``nightjar --help`` lists only commands that have a help text.
         shown: dict[str, Any] = {} if command.internal else {"help": command.help}
         if command.epilog:
             shown |= {"epilog": command.epilog, "formatter_class": argparse.RawDescriptionHelpFormatter}
@@ -172,7 +171,7 @@ def _positional(rest: Sequence[str], options: argparse.Namespace) -> list[str]:
 
 def _flagged(arguments: Sequence[str], known: Sequence[Command]) -> list[str]:
     """Return ``arguments`` with ``--store=URL`` for ``store=URL``, for commands that accept both."""
-    # Commands that compose take ``store=URL`` as an override; for these it is an option.
+    # Commands that compose take ``store=URL`` as an override; for the commands here it is an option.
     if not arguments or arguments[0] not in {command.name for command in known if command.takes_store}:
         return list(arguments)
     return [f"--{text}" if text.startswith("store=") else text for text in arguments]

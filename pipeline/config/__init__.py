@@ -144,5 +144,5 @@ class Config:
 
     @property
     def machine_ranks(self) -> int:
-        """Ranks on a machine that runs stages itself: it acts as all hosts, or with ``launch=hosts`` is one of them."""
+        """Ranks on a machine that runs stages itself: those of all hosts, or of one host with ``launch=hosts``."""
         return self.hardware.ranks_per_host if self.launch.name == "hosts" else self.world_size

@@ -112,7 +112,8 @@ class CheckpointConfig:
     def final_settings(self) -> tuple[str, ...]:
         """The settings that decide in which bits the last checkpoint stores its rows, ``final_quantise`` first."""
         deciding = ["final_quantise", "state"]
-        # The hottest rows have 8 bits where the others may have fewer; of mixed in tables with another optimizer.
+        # The hottest rows have 8 bits if the others may have fewer. With mixed, this holds only for tables whose
+        # optimizer measures heat in another way than the common one (``checkpoint.codings``).
         if self.final_quantise in ("auto", "mixed", "2", "3", "4"):
             deciding.append("hot_share")
         if self.final_quantise in ("auto", "mixed"):
@@ -120,8 +121,8 @@ class CheckpointConfig:
         return tuple(deciding)
 
     def check_start(self, path: str = "checkpoint") -> None:
-        """Raise ConfigError for what belongs to ``init_from`` without it. A night's is known later."""
-        # Those of data are for the gate, too.
+        """Raise ConfigError for settings of ``init_from`` without it. Nights find the checkpoint later."""
+        # Entries of the data group are also for the gate.
         of_training = [name for name in self.allow if not is_allowed(name, [DATA])]
         given = {"init_tables_only": self.init_tables_only, "allow": of_training, "rename": self.rename}
         for name, value in given.items():

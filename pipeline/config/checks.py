@@ -22,7 +22,7 @@ from pipeline.specs.model import SEQUENCE_BLOCKS, TASK_ARCHITECTURES
 
 def check(config: Config) -> None:
     """Raise ConfigError for the first wrong value or combination, with the override that fixes it."""
-    # Single values first, so that comparisons between settings can rely on each one being in its bounds.
+    # Check single values first, so that comparisons between settings can rely on valid values.
     check_values(config)
     _check_stages(config)
     batch, ranks = config.train.global_batch, config.hardware.workers
@@ -56,7 +56,7 @@ def check(config: Config) -> None:
 
 
 def check_parts(config: Config) -> None:
-    """Raise ConfigError where ``train.accumulate`` cannot be done: fewer rows than parts, or a layer across rows."""
+    """Raise ConfigError if ``train.accumulate`` cannot be done: fewer rows than parts, or a layer across rows."""
     parts, batch, ranks = config.train.accumulate, config.train.global_batch, config.hardware.workers
     if parts == 1:
         return
@@ -86,7 +86,7 @@ def check_mapping_settings(data: DataConfig) -> None:
 
     This applies to composed configurations only: recorded ones may be older than the check.
     """
-    # Reversed, so that of several mappings that use a setting the first one is proposed.
+    # Go through the mappings in reverse, so that the first of several mappings that use a setting is proposed.
     users: dict[str, str] = {}
     for mapping in reversed(list(ID_MAPPINGS)):
         users |= dict.fromkeys(mapping.settings, mapping.name)
@@ -140,7 +140,7 @@ def _check_stages(config: Config) -> None:
 
 
 def _check_joined(config: Config) -> None:
-    # ConfigError for what hosts that start the same command side by side cannot agree on (``launch=hosts``).
+    # Raise ConfigError for what hosts that start the same command side by side cannot agree on (``launch=hosts``).
     hosts, launch = config.hardware.hosts, config.launch
     if launch.host_index >= hosts:
         raise ConfigError(
@@ -177,7 +177,7 @@ def _check_bipartite(config: Config) -> None:
 
 
 def _check_snapshots(config: Config) -> None:
-    # An ensemble needs validation rows to choose its members by, and is alone in deciding when it looks at them.
+    # An ensemble needs validation rows to choose its members by, and it alone decides when to validate.
     train, path = config.train, "train.snapshots"
     looks = [each.name for each in fields(ValidateConfig) if getattr(train.validate, each.name) != each.default]
     if not config.data.split.validates:
@@ -222,7 +222,7 @@ def _check_asynchronous(config: Config) -> None:
 
 
 def _check_features(config: Config) -> None:
-    # Slices of the gate and the calibrator, and tables, must be sparse features.
+    # Slices of the gate and of the calibrator, and tables, must be sparse features.
     data = config.data
     for name in config.gate.slices:
         if name not in data.sparse and name not in data.sequences and name != "day":
@@ -248,7 +248,7 @@ def _check_features(config: Config) -> None:
 
 
 def _check_groups(config: Config) -> None:
-    # What groups rows, for GAUC or for the ranking loss, is a sparse feature whose rows have one id each.
+    # The column that groups rows, for GAUC or for the ranking loss, must be a sparse feature with one id per row.
     data = config.data
     for path, name in (("evaluate", config.evaluate.group_by), ("train.rank_loss", config.train.rank_loss.group_by)):
         if name is None:
@@ -272,7 +272,7 @@ def _check_groups(config: Config) -> None:
 
 
 def _check_tasks(config: Config) -> None:
-    # An architecture needs the tasks that it is for; weights and limits must be of tasks.
+    # An architecture needs the tasks that it is made for; weights and limits must name tasks.
     tasks, model = config.data.tasks, config.model
     first = next(iter(TASK_ARCHITECTURES))
     if not tasks and (model.tasks != first.name or model.task_options != type(model.task_options)()):
@@ -297,7 +297,7 @@ def _check_tasks(config: Config) -> None:
                 has = f"expected one of: {', '.join(known)}" if known else "but data.tasks is empty"
                 raise ConfigError(f"{path} names {name!r}, {has}", hint=f"~{path}.{name}")
     for name, limits in config.gate.tasks.items():
-        # A task has default limits of both kinds, so only a limit that was changed is a mistake.
+        # A task has default limits of both kinds, so only a changed limit is a mistake.
         foreign: tuple[str, ...] = ("max_ne", "min_auc")
         if LABEL_KINDS.get(tasks[name].kind).classes:
             foreign = ("max_rmse",)
@@ -311,7 +311,7 @@ def _check_tasks(config: Config) -> None:
 
 
 def _check_sequences(config: Config) -> None:
-    # ``model.sequences`` names sequences, and a block that compares has a target.
+    # ``model.sequences`` must name sequences, and a block that compares needs a target.
     known = config.data.sequences
     for name in config.model.sequences:
         if name not in known:
@@ -358,7 +358,7 @@ def _check_sequences(config: Config) -> None:
 
 
 def _check_tables(config: Config) -> None:
-    # ``model.tables`` names tables; a GPU's kernels take widths that are multiples of 4.
+    # ``model.tables`` must name tables; a GPU's kernels need widths that are multiples of 4.
     data = config.data
     if data.format == "tables":
         tables = list(data.tables)
@@ -373,7 +373,7 @@ def _check_tables(config: Config) -> None:
                 "there",
                 hint=f"~{path}, and model.tables.{data.table_of(name)}",
             )
-        # A configuration without features has no tables: those of the dataset are not known here.
+        # A configuration without features has no tables, since those of the dataset are not known here.
         if name not in tables and tables:
             near = difflib.get_close_matches(name, tables, n=1, cutoff=0.0)[0]
             raise ConfigError(
@@ -389,7 +389,7 @@ def _check_tables(config: Config) -> None:
 
 def _check_allowed(config: Config) -> None:
     for path in config.checkpoint.allow:
-        # Here the name of a setting is a value, and only keys are translated to their new names.
+        # The name of a setting is a value here, and only keys are translated to their new names.
         if path in RENAMED:
             now = [RENAMED.get(each, each) for each in config.checkpoint.allow]
             raise ConfigError(

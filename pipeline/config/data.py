@@ -28,28 +28,28 @@ from pipeline.core.errors import ConfigError
 from pipeline.specs.connector import CONNECTORS, Connector
 from pipeline.specs.id_mapping import mapping_of
 
-# The day in a path: {day} is YYYY-MM-DD, {day:%Y/%m/%d} has a format of its own.
+# The day in a path: {day} is YYYY-MM-DD, and {day:%Y/%m/%d} has its own format.
 DAY_FIELD = re.compile(r"\{day(:[^{}]*)?\}")
-# Of files, and of what is no log; tables and streams are CONNECTORS.
+# Formats of files and of sources without logs; CONNECTORS has the tables and streams.
 FORMATS = ("criteo", "csv", "jsonl", "parquet", "orc", "avro", "synthetic", "tables")
 
 
 def format_names() -> tuple[str, ...]:
-    """What ``data.format`` can be."""
+    """Return what ``data.format`` can be."""
     return (*FORMATS, *CONNECTORS.names())
 
 
 def connector_at(place: str) -> tuple[Connector | None, str]:
-    """The connector and the ``data.path`` that <connector>:<path> names; None and ``place`` for files."""
+    """Return the connector and the ``data.path`` that <connector>:<path> names; None and ``place`` for files."""
     name, _, path = place.partition(":")
-    # A colon alone does not make it a connector: file names may have one, too.
+    # A colon alone does not make it a connector, since file names may have one.
     if not path or name not in CONNECTORS.names():
         return None, place
     return CONNECTORS.get(name), path
 
 
 def connector_docs() -> str:
-    """Documentation of the formats that are tables and streams."""
+    """Return the documentation of the formats that are tables and streams."""
     return " ".join(f"{each.name}: {each.doc}" for each in CONNECTORS)
 
 
@@ -182,10 +182,10 @@ class DataConfig:
     dense_features: int = setting(13, low=0, doc="Number of numeric features of format tables.")
 
     def check(self, path: str) -> None:
-        # A format needs its settings, features need usable names, and days must be known.
+        # Check that a format has its settings, features have usable names, and days are known.
         check_name(f"{path}.name", self.name, "clicks")
         check_task_names(f"{path}.tasks", self.tasks)
-        # Tables described by figures have no logs, so only their names are checked: these become parts of dotted paths,
+        # Tables described by figures have no logs, so only their names are checked, which become parts of dotted paths
         # such as model.tables.<name>.
         if self.format == "tables":
             for name in self.tables:
@@ -209,7 +209,7 @@ class DataConfig:
         self._check_split(path)
 
     def _check_connector(self, path: str) -> None:
-        # What is of tables and streams needs one, and what is of files needs files.
+        # Settings of tables and streams need a connector, and settings of files need files.
         connector, limit = self.connector, self.watermark
         if connector is None:
             of_tables = {
@@ -310,7 +310,7 @@ class DataConfig:
                 )
 
     def _check_shared(self, path: str, name: str, table: str) -> None:
-        # A shared table is that of another feature, whose ids have rows by a mapping that takes any ids.
+        # A shared table must belong to another feature, whose mapping gives rows to any ids.
         owner = self.sparse.get(table)
         if owner is None or table == name or owner.table is not None:
             others = [other for other, each in self.sparse.items() if each.table is None and other != name]
@@ -331,12 +331,12 @@ class DataConfig:
             raise ConfigError(f"{path} is {table!r}, which {what}: no other feature can share its table", hint=hint)
 
     def table_of(self, feature: str) -> str:
-        """The name of the table that embeds ``feature``: its own, or that of the feature which it shares."""
+        """Return the name of the table that embeds ``feature``: its own, or the one that it shares."""
         return self.sparse[feature].table or feature
 
     @property
     def vectors(self) -> list[str]:
-        """What the model has a vector of: the categorical features, and the sequences."""
+        """The names of the model's vectors: the categorical features, and the sequences."""
         return [*self.sparse, *self.sequences]
 
     @property
@@ -356,30 +356,30 @@ class DataConfig:
         """The features whose tables the events have, by sequence; each once."""
         tables = {}
         for name, sequence in self.sequences.items():
-            # Keys of a dictionary rather than a set, to keep the order of the features.
+            # Use keys of a dictionary rather than a set, to keep the order of the features.
             tables[name] = list(dict.fromkeys(each.table for each in sequence.features.values() if each.table))
         return tables
 
     @property
     def event_tables(self) -> tuple[str, ...]:
-        """The tables that columns of sequences have for themselves, by their features' names."""
+        """The tables that only columns of sequences use, by their features' names."""
         tables = []
         for name, sequence in self.sequences.items():
             for column, each in sequence.features.items():
                 if each.table is None:
                     tables.append(event_feature(name, column))
-            # Comes last. ``SequenceConfig.check`` refuses a column of this name in a timed sequence.
+            # This comes last. ``SequenceConfig.check`` refuses a column of this name in a timed sequence.
             if sequence.timed:
                 tables.append(event_feature(name, AGE))
         return tuple(tables)
 
     @property
     def max_normed(self) -> frozenset[str]:
-        """The numeric features of transform max_norm, which is a layer of the model."""
+        """The numeric features with transform max_norm, which is a layer of the model."""
         return frozenset(name for name in self.dense if self.transform_of(name) == "max_norm")
 
     def transform_of(self, feature: str) -> str:
-        """The transform of a numeric feature; of a vector that names none standardise."""
+        """Return the transform of a numeric feature; for a vector without one, standardise."""
         each = self.dense[feature]
         if each.transform:
             return each.transform
@@ -388,12 +388,12 @@ class DataConfig:
 
     @property
     def connector(self) -> Connector | None:
-        """How the table or stream is read that ``format`` names; None for files."""
+        """The connector that reads the table or stream named by ``format``; None for files."""
         return CONNECTORS.get(self.format) if self.format in CONNECTORS.names() else None
 
     @property
     def has_file_per_day(self) -> bool:
-        """Whether the logs of every day are delivered by themselves: in files of their own, or by their arrival."""
+        """Whether the logs of every day are delivered separately, in their own files or by their arrival."""
         if self.connector is not None:
             return self.connector.by_day and self.day is not None
         return DAY_FIELD.search(self.path or "") is not None
@@ -418,7 +418,7 @@ class DataConfig:
 
     @property
     def _knows_days(self) -> bool:
-        # Whether the day of a row is known: from its file, from a column, or because it is generated.
+        # A row's day is known from its file, from a column, or because the row is generated.
         return bool(self.has_file_per_day or self.day_column or self.timestamp or self.format == "synthetic")
 
     def _check_window(self, path: str) -> None:

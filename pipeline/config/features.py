@@ -18,16 +18,16 @@ PERCENTILE, MDL = "percentile", "mdl"
 BINNINGS = (PERCENTILE, MDL)
 # Transforms of single numbers only. Conversely, ``unit`` is for vectors only.
 NOT_OF_VECTORS = (*BINNINGS, "max_norm")
-# What a field of a categorical feature holds.
+# Kinds of values in a field of a categorical feature.
 ONE, LIST, MAP = "one", "list", "map"
 
 WHEN_FULL = ("replace", "keep")
 # Row numbers are int32.
 MOST_ROWS = 2**31 - 1
-# What a feature that shares a table takes from the one whose table it is.
+# Settings that a feature with a shared table takes from the table's owner.
 OF_TABLES = ("mapping", "rows", "min_count", "when_full", "evict_after_days", "bins")
 
-# A table is a submodule with the name of its feature, so attributes of modules cannot be names of features.
+# A table is a submodule with its feature's name, so attributes of modules cannot be names of features.
 _MODULE_ATTRIBUTES = """
     T_destination add_module apply bfloat16 buffers call_super_init children clear compile cpu cuda double dump_patches
     eval extra_repr float forward get_buffer get_extra_state get_parameter get_submodule half ipu items keys
@@ -95,7 +95,7 @@ class DenseFeature:
     separator: str = setting(",", quiet=True, doc="Text between the numbers of a vector, where a field is text.")
 
     def check(self, path: str) -> None:
-        # The two numbers of ``clip`` must rise; a vector and a number have transforms of their own.
+        # The two numbers of ``clip`` must rise; vectors and numbers have different transforms.
         wrong: tuple[str, ...] = ("unit",)
         what = "a number"
         hint = f"{path}.width=<numbers of the vector>"
@@ -201,11 +201,11 @@ class SparseFeature:
     required: bool = setting(False, doc="Send rows without an id to quarantine.")
 
     def lists(self, separator: str | None) -> bool:
-        """Whether a row has several ids; ``separator``: that of the defaults."""
+        """Whether a row has several ids; ``separator``: the default one."""
         return self.holds in (LIST, MAP) or (self.holds is None and (self.separator or separator) is not None)
 
     def several(self, separator: str | None) -> bool:
-        """Whether a row has several ids, or one of several columns; ``separator``: that of the defaults."""
+        """Whether a row has several ids, or one of several columns; ``separator``: the default one."""
         return self.lists(separator) or bool(self.cross) or self.weights is not None
 
     def check(self, path: str) -> None:
@@ -233,7 +233,8 @@ class SparseFeature:
             )
 
     def _check_cross(self, path: str) -> None:
-        # Bounds are of numbers of the cross, rising; the first column of a cross with several values holds ids.
+        # Bounds must rise and belong to numbers of the cross; the first column of a cross with several values holds
+        # ids.
         if self.cross and len(self.cross) < 2 and (self.cross_bins or self.holds or self.separator):
             raise ConfigError(
                 f"{path}.cross is {self.cross}, expected at least two columns", hint=f"{path}.column={self.cross[0]}"
@@ -258,7 +259,7 @@ class SparseFeature:
                 )
 
     def _check_field(self, path: str) -> None:
-        # What a field holds fits what else is said of it.
+        # What a field holds must fit the feature's other settings.
         if self.holds in (LIST, MAP) and self.bins is not None:
             raise ConfigError(
                 f"{path}.holds is {self.holds}, but the feature has bins, expected one of them",

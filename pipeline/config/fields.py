@@ -43,8 +43,8 @@ class Setting:
         return f"{self.doc} {self.more()}" if self.more else self.doc
 
     def allowed(self) -> tuple[str, ...]:
-        """The allowed values; empty if every value of the type is allowed."""
-        # Registries are asked each time, because tests and notebooks add choices temporarily.
+        """Return the allowed values; empty if every value of the type is allowed."""
+        # Ask registries each time, because tests and notebooks add choices temporarily.
         if callable(self.choices):
             return tuple(self.choices())
         return self.choices or ()
@@ -62,7 +62,7 @@ def setting(
     more: Callable[[], str] | None = None,
     quiet: bool = False,
 ) -> Any:
-    """A dataclass field with its ``Setting``; ``default`` or ``factory`` as in ``dataclasses.field``."""
+    """Return a dataclass field with its ``Setting``; ``default`` or ``factory`` as in ``dataclasses.field``."""
     metadata = {METADATA: Setting(doc=doc, low=low, high=high, choices=choices, auto=auto, more=more, quiet=quiet)}
     if factory is not None:
         return field(default_factory=factory, metadata=metadata)
@@ -73,12 +73,12 @@ def setting(
 
 
 def default_of(each: Field[Any]) -> Any:
-    """The default of a dataclass field; ``MISSING`` where it has none."""
+    """Return the default of a dataclass field; ``MISSING`` if it has none."""
     return each.default if each.default_factory is MISSING else each.default_factory()
 
 
 def setting_of(each: Field[Any]) -> Setting:
-    """The ``Setting`` of a dataclass field; KeyError if the field was not declared by ``setting``."""
+    """Return the ``Setting`` of a dataclass field; KeyError if the field was not declared by ``setting``."""
     known: Setting = each.metadata[METADATA]
     return known
 
@@ -121,7 +121,7 @@ def _check(value: Any, path: str, each: Field[Any]) -> None:
                 check_values(entry, path)
         allowed = known.allowed() if known is not None else ()
         for entry in value:
-            # The hint has the whole list, because an override replaces a list as a whole.
+            # The hint shows the whole list, because an override replaces a list as a whole.
             if allowed and entry not in allowed:
                 mended = ",".join(nearest_of(name, allowed) for name in value)
                 raise ConfigError(
@@ -158,14 +158,14 @@ def check_value(value: Any, path: str, known: Setting) -> None:
 
 
 def besides_auto(known: Setting) -> str:
-    """What a setting that may be ``auto`` takes besides."""
+    """Return the other values of a setting that may be ``auto``."""
     if known.low is None and known.high is None:
         return "true or false"
     return "a whole number"
 
 
 def span(low: float | None, high: float | None) -> str:
-    """A range in words; "" if it is open."""
+    """Return a range in words; "" if it is open."""
     if low is not None and high is not None:
         return f"between {_plain(low)} and {_plain(high)}"
     if low is not None:
@@ -176,19 +176,19 @@ def span(low: float | None, high: float | None) -> str:
 
 
 def _plain(bound: float) -> str:
-    # Integers are written in full, so that 10000000000 can be copied into an override, which 1e+10 cannot.
+    # Write integers in full, so that 10000000000 can be copied into an override, which 1e+10 cannot.
     return str(bound) if isinstance(bound, int) else f"{bound:.10g}"
 
 
 def nearest_of(value: Any, allowed: tuple[str, ...]) -> str:
-    """The entry of ``allowed`` that is spelled most like ``value``, else the first."""
+    """Return the entry of ``allowed`` that is spelled most like ``value``, or else the first."""
     return next(iter(difflib.get_close_matches(str(value), allowed, n=1)), allowed[0])
 
 
 def check_name(path: str, name: str, example: str) -> None:
     """Raise ConfigError if ``name`` cannot name a folder. ``example``: for the hint if no part of it is valid."""
     if not re.fullmatch(_NAME, name):
-        # Dots are replaced as well: a name may have some, but must not begin with one.
+        # Replace dots as well: a name may have some, but must not begin with one.
         valid = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-")[:100] or example
         raise ConfigError(
             f"{path} is {name!r}, expected at most 100 letters, digits, '_', '.' and '-'", hint=f"{path}={valid}"
@@ -203,7 +203,7 @@ def check_time_format(path: str, form: str | None) -> None:
     for flag, digits, letter in re.findall(r"%([-_0]?)(\.?[369]?)(.?)", form):
         letters.add(letter)
         known = letter in _DIRECTIVES
-        # Digits are only allowed for fractions of a second, such as %.3f.
+        # Digits are allowed only for fractions of a second, such as %.3f.
         if digits:
             known = letter == "f" and not flag
         if not known:

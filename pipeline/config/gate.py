@@ -155,7 +155,7 @@ def gate_settings() -> GateConfig:
     Raises:
         ConfigError: A check has the name of another setting, or a setting without a declaration.
     """
-    # A hashable tuple, by which ``_config_class`` caches the class: all configurations must have settings of one type.
+    # ``_config_class`` caches the class by this hashable tuple: all configurations must have settings of one type.
     brought = []
     for check in GATE_CHECKS:
         if check.settings is not None:
@@ -165,10 +165,10 @@ def gate_settings() -> GateConfig:
 
 @functools.cache
 def _config_class(brought: tuple[tuple[str, type], ...]) -> type[GateConfig]:
-    # Without such checks the class is the ordinary one, so that configurations and artifact keys keep their bytes.
+    # Without such checks, use the ordinary class, so that configurations and artifact keys keep their bytes.
     if not brought:
         return GateConfig
-    # A field called ``check`` would hide the method.
+    # A field named ``check`` would hide the method.
     taken = {each.name for each in fields(GateConfig)} | {"check"}
     groups = []
     for name, settings in brought:

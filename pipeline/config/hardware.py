@@ -9,7 +9,7 @@ from omegaconf import MISSING
 from pipeline.config.fields import setting
 from pipeline.core.errors import ConfigError
 
-# Figures that embedding hosts may have of their own, as ``embedding_<name>``.
+# Figures that embedding hosts may set separately, as ``embedding_<name>``.
 OF_EMBEDDING_HOSTS = ("ddr_gib", "ddr_gb_per_s", "lookup_ns", "update_ns")
 
 
@@ -145,7 +145,7 @@ class HardwareConfig:
         return (self.hosts - self.embedding_hosts) * self.ranks_per_host
 
     def ddr_gib_of(self, rank: int) -> float:
-        """Host memory of global ``rank``, in GiB."""
+        """Return the host memory of global ``rank``, in GiB."""
         # Ranks of embedding hosts are the last ones.
         if rank >= self.workers and self.embedding_ddr_gib is not None:
             return self.embedding_ddr_gib
@@ -153,7 +153,7 @@ class HardwareConfig:
 
     @property
     def only_tables(self) -> bool:
-        """Whether these are the embedding hosts of a cluster, as planning has them apart from the workers."""
+        """Whether these are a cluster's embedding hosts, which planning treats separately from the workers."""
         return 0 < self.embedding_hosts == self.hosts
 
     @property
@@ -162,7 +162,7 @@ class HardwareConfig:
         return "cpu" if self.embedding_hosts else self.device
 
     def check(self, path: str) -> None:
-        # Some host must train, and settings of embedding hosts need some.
+        # Some host must train, and settings of embedding hosts need such hosts.
         if self.embedding_hosts and self.embedding_hosts >= self.hosts:
             raise ConfigError(
                 f"{path}.embedding_hosts is {self.embedding_hosts} of {path}.hosts={self.hosts}, expected fewer: the "

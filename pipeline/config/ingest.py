@@ -58,7 +58,8 @@ class SplitConfig:
         return self.validation_share > 0 or self.validation_hours > 0
 
     def check(self, path: str) -> None:
-        # Validation rows are a share or some hours, and hours are for both sets or for none; a gap is one in time.
+        # Validation rows are a share or some hours. Hours must be set for both sets or for neither, and a gap needs a
+        # split by time.
         if self.gap_hours and self.by != "time":
             raise ConfigError(
                 f"{path}.gap_hours is {self.gap_hours:g}, but {path}.by={self.by} does not split by time",
@@ -206,8 +207,8 @@ class SamplingConfig:
         return self.column is not None or self.rate is not None
 
     def check(self, path: str) -> None:
-        # A share is above 0, comes from one place, and is there where it is to be corrected.
-        # Ranges of settings are closed, so 0 has to be refused here.
+        # A share must be above 0, come from one place, and exist if it is to be corrected. Ranges of settings are
+        # closed, so 0 has to be refused here.
         for name in ("negatives", "rate"):
             if getattr(self, name) == 0:
                 raise ConfigError(f"{path}.{name} is 0, expected a share above 0", hint=f"{path}.{name}=0.1")
@@ -238,7 +239,7 @@ class DedupeConfig:
     )
 
     def check(self, path: str) -> None:
-        # Days need a key.
+        # A window of days needs a key.
         if self.days and self.key is None:
             raise ConfigError(
                 f"{path}.days is {self.days}, but {path}.key names no column", hint=f"{path}.key=<a column of ids>"

@@ -16,7 +16,7 @@ LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123
 SECRET_KEY = re.compile(r"[a-z0-9][-a-z0-9.]{0,252}/[-._A-Za-z0-9]{1,253}")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 CRON_PART = re.compile(r"(?:[*?]|(\w+)(?:-(\w+))?)(?:/([1-9]\d*))?")
-# The fields of a cron schedule: first value, last value, names of values.
+# Fields of a cron schedule: first value, last value, names of values.
 CRON_FIELDS = {
     "minute": (0, 59, ()),
     "hour": (0, 23, ()),
@@ -27,15 +27,15 @@ CRON_FIELDS = {
 EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
 # The launcher's key in ``resources`` and ``patch``, beside the stages' names.
 LAUNCHER = "launcher"
-# The key there of pods on embedding hosts, of any stage.
+# The key in ``resources`` and ``patch`` for pods on embedding hosts, of any stage.
 EMBEDDING = "embedding"
 KUEUE_JOBS = ("indexed", "jobset")
-# The key in ``patch`` of what applies to every pod.
+# The key in ``patch`` for what applies to every pod.
 PATCH_ALL = "all"
 
 
 def check_kubernetes(config: Config) -> None:
-    """ConfigError for a setting that a cluster would refuse."""
+    """Raise ConfigError for a setting that a cluster would refuse."""
     pods = config.launch.pods
     if not DIGEST.fullmatch(pods.image):
         raise ConfigError(
@@ -72,13 +72,13 @@ def check_kubernetes(config: Config) -> None:
 
 
 def cron_times(text: str) -> list[tuple[int, int]]:
-    """The (hour, minute) of every start within a day by the cron schedule ``text``."""
+    """Return the (hour, minute) of every start within a day by the cron schedule ``text``."""
     minutes, hours = (_expanded(field, last) for field, last in zip(text.split()[:2], (59, 23), strict=True))
     return [(hour, minute) for hour in hours for minute in minutes]
 
 
 def _expanded(field: str, last: int) -> list[int]:
-    # The numbers that a field of a cron schedule means, of 0 to ``last``.
+    # Return the numbers from 0 to ``last`` that match a field of a cron schedule.
     numbers: set[int] = set()
     for part in field.split(","):
         match = CRON_PART.fullmatch(part)
@@ -96,7 +96,8 @@ def _expanded(field: str, last: int) -> list[int]:
 
 
 def _cron_problem(text: str) -> str:
-    # What a schedule must be; "" if ``text`` is one. The API server would refuse it only when it is applied.
+    # Return what a schedule must be, or "" if ``text`` is valid. The API server would refuse it only when it is
+    # applied.
     fields = text.lower().split()
     if len(fields) != len(CRON_FIELDS):
         return f"five fields: {' '.join(CRON_FIELDS)}"
@@ -117,8 +118,8 @@ def _cron_problem(text: str) -> str:
 
 
 def _check_names(launch: LaunchConfig, schedule: ScheduleConfig) -> None:
-    # Raises ConfigError for a name that the API server would refuse. Pods without an account of their own get the
-    # namespace's, ``default``.
+    # Raise ConfigError for a name that the API server would refuse. Pods that name no account get the namespace's
+    # ``default``.
     pods = launch.pods
     names = [
         ("launch.namespace", launch.namespace),
@@ -152,7 +153,7 @@ def _check_hosts(launch: LaunchConfig, hardware: HardwareConfig) -> None:
             f"launch.min_hosts is {launch.min_hosts}, expected at most the {hosts} of hardware={hardware.name}",
             hint=f"launch.min_hosts={hosts}, or null",
         )
-    # Shrinking must come first: once these limits are reached, the stage fails for lack of hosts.
+    # Shrinking must come first, because the stage fails for lack of hosts once these limits are reached.
     for name in ("pending_minutes", "rendezvous_minutes"):
         if launch.shrink_after_minutes >= getattr(launch, name):
             raise ConfigError(
@@ -187,7 +188,7 @@ def _check_pods(pods: PodConfig) -> None:
                 f"launch.pods.resources names {stage!r}, expected some of: {', '.join(known)}",
                 hint=f"~launch.pods.resources.{stage}",
             )
-        # /dev/shm is memory, and what lies there counts towards the pod's limit.
+        # /dev/shm is memory, and files there count towards the pod's limit.
         if resources.cpu <= 0 or resources.memory_gib <= resources.shm_gib or resources.disk_gib <= 0:
             raise ConfigError(
                 f"launch.pods.resources.{stage} asks for {resources.cpu:g} cores, {resources.memory_gib:g} GiB of "
@@ -218,7 +219,7 @@ def _check_pods(pods: PodConfig) -> None:
 
 
 def _check_patch(pods: PodConfig) -> None:
-    # ConfigError for a fragment of no stage, or that is none; the API server checks what is in it.
+    # Raise ConfigError for a fragment that names no stage or is not a mapping; the API server checks its content.
     known = (PATCH_ALL, *STAGES.names(), LAUNCHER, EMBEDDING)
     for name, fragment in pods.patch.items():
         if name not in known:
@@ -234,8 +235,8 @@ def _check_patch(pods: PodConfig) -> None:
 
 
 def _check_places(store: str, logs: str | None, pods: PodConfig) -> None:
-    # The store and the logs must be visible to every pod.
-    # With a trailing slash, so that /mnt/nightjar-old is not taken to be on the volume /mnt/nightjar.
+    # The store and the logs must be visible to every pod. The trailing slash keeps /mnt/nightjar-old from matching the
+    # volume /mnt/nightjar.
     volumes = [volume.path.rstrip("/") + "/" for volume in pods.volumes.values()]
     for path, place in (("store", store), ("data.path", logs)):
         if place is None or ("://" in place and not place.startswith("file://")):

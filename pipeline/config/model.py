@@ -107,7 +107,7 @@ class ModelConfig:
 
     @property
     def task_architecture(self) -> TaskArchitecture:
-        """What the tasks share, with its options; ConfigError for an option that it lacks."""
+        """The architecture of the tasks with its options; ConfigError for an option that it lacks."""
         return with_options(TASK_ARCHITECTURES, self.tasks, self.task_options, "model.task_options")
 
     def check(self, path: str) -> None:
@@ -120,13 +120,13 @@ class ModelConfig:
             )
 
     def table(self, name: str) -> TableConfig:
-        """The settings of table ``name``."""
+        """Return the settings of table ``name``."""
         return self.tables.get(name) or TableConfig()
 
     def sequence(self, name: str) -> SequenceModel:
-        """What becomes of sequence ``name``."""
+        """Return the model settings of sequence ``name``."""
         return self.sequences.get(name) or SequenceModel()
 
     def dim_of(self, table: str) -> int:
-        """The width of the rows of ``table``."""
+        """Return the width of the rows of ``table``."""
         return self.table(table).dim or self.embedding_dim

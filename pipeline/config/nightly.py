@@ -50,8 +50,8 @@ class NightlyConfig:
     priced_spot: bool = setting(False, doc="Nights run on spot hosts of that offer, not on demand.")
 
     def check(self, path: str) -> None:
-        # The webhook must be a URL, the time zone must exist, and the prices must have the offer.
-        # Read the file now, so that a missing offer is noticed before a night and not at its end.
+        # The webhook must be a URL, the time zone must exist, and the prices must have the offer. Read the file now, so
+        # that a missing offer is noticed before a night and not at its end.
         if self.prices is not None:
             offer_of(self.prices, self.priced_as, spot=self.priced_spot, path=path)
         elif self.priced_as is not None or self.priced_spot:
@@ -126,7 +126,7 @@ class TrackConfig:
     opentelemetry: OpenTelemetryConfig = setting(factory=OpenTelemetryConfig, doc="Where spans are sent to.")
 
     def check(self, path: str) -> None:
-        # The packages of the trackers must be installed, and Prometheus needs a place.
+        # The packages of the trackers must be installed, and Prometheus needs a destination.
         for name in self.to:
             TRACKERS.get(name).check(self)
         urls = {

@@ -16,8 +16,8 @@ from pipeline.config import Config
 from pipeline.config.model import ModelConfig
 from pipeline.specs.model import MODELS
 
-# Settings, and their names in other tools, which newcomers type first. Of several settings, the one in the typed group
-# counts, else the first.
+# Settings and their names in other tools, which newcomers type first. If several settings match, the one in the typed
+# group counts, else the first.
 _NAMES = {
     "train.lr": "learning_rate lr dense_lr",
     "train.sparse_lr": "embedding_lr embedding_learning_rate sparse_learning_rate",
@@ -55,7 +55,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 
 def setting_for_alias(key: str) -> str | None:
-    """The setting that ``key`` means in another tool; None if it is not a name there."""
+    """Return the setting that ``key`` means in another tool; None if it is not a name there."""
     parent, _, name = key.rpartition(".")
     paths = ALIASES.get(name.lower().replace("-", "_"), ())
     for path in paths:
@@ -64,7 +64,7 @@ def setting_for_alias(key: str) -> str | None:
     return paths[0] if paths else None
 
 
-# Annotations evaluated to types. Cached, because a long help asks for the same few classes at every setting.
+# Types of annotations. Cached, because a long help asks for the same few classes at every setting.
 _hints: Callable[[type], dict[str, Any]] = functools.cache(typing.get_type_hints)
 _WORDS = {Any: "a value", bool: "true or false", int: "a whole number", float: "a number", str: "a string"}
 
@@ -93,7 +93,7 @@ class SettingPlace:
         return typing.get_origin(self.kind) is dict
 
     def inside(self) -> Any:
-        """The group, or an entry of it, with defaults; None for a setting."""
+        """Return the group, or an entry of it, with defaults; None for a setting."""
         # A group's default may differ from its class's defaults, so it comes first.
         if dataclasses.is_dataclass(self.default):
             return self.default
@@ -101,12 +101,12 @@ class SettingPlace:
 
     @property
     def prefix(self) -> str:
-        """The beginning of the paths of its settings."""
+        """The prefix of the paths of its settings."""
         return f"{self.path}.*." if self.has_entries else f"{self.path}."
 
 
 def places(node: Any = None, prefix: str = "") -> Iterator[SettingPlace]:
-    """All groups and settings below dataclass ``node`` (None: a default Config), groups before their settings."""
+    """Yield all groups and settings below dataclass ``node`` (None: a default Config), groups before their settings."""
     for place in _own(Config() if node is None else node, prefix):
         yield place
         if place.group:
@@ -114,22 +114,22 @@ def places(node: Any = None, prefix: str = "") -> Iterator[SettingPlace]:
 
 
 def settings() -> Iterator[SettingPlace]:
-    """All settings of the configuration, without groups."""
+    """Return all settings of the configuration, without groups."""
     return (place for place in places() if not place.group)
 
 
 def find_place(path: str) -> SettingPlace | None:
-    """The group or setting at ``path``: ``data.sparse.*.rows`` for ``data.sparse.C1.rows``; None if there is none."""
+    """Return the group or setting at ``path`` (``data.sparse.*.rows`` for ``data.sparse.C1.rows``), or None."""
     return _walked(path)[0]
 
 
 def field_type(path: str) -> Any:
-    """The type of the setting, group or entry at ``path``; None if there is none."""
+    """Return the type of the setting, group or entry at ``path``; None if there is none."""
     return _walked(path)[1]
 
 
 def _walked(path: str) -> tuple[SettingPlace, Any] | tuple[None, None]:
-    # The last setting or group on ``path``, and the type at its end.
+    # Return the last setting or group on ``path``, and the type at its end.
     node: Any = Config()
     place: SettingPlace | None = None
     prefix, kind = "", Config
@@ -141,7 +141,7 @@ def _walked(path: str) -> tuple[SettingPlace, Any] | tuple[None, None]:
                 return None, None
             place = by_name[part]
             node, prefix, kind = place.inside(), place.prefix, place.kind
-        # An entry may have any name: the place stays the dictionary's, and the type becomes that of its entries.
+        # An entry may have any name: the place remains the dictionary's, and the type becomes that of its entries.
         elif typing.get_origin(kind) is dict:
             kind = entry_type(kind)
         elif typing.get_origin(kind) is list and part.isdigit():
@@ -154,11 +154,11 @@ def _walked(path: str) -> tuple[SettingPlace, Any] | tuple[None, None]:
 
 
 def _own(node: Any, prefix: str) -> Iterator[SettingPlace]:
-    # Everything directly below dataclass ``node``; for a model, the settings of all registered models.
+    # Yield everything directly below dataclass ``node``; for a model, the settings of all registered models.
     owners = [node]
     if type(node) is ModelConfig:
         owners += [spec.config() for spec in MODELS]
-    # Where several models have a setting, the first declaration counts.
+    # If several models have a setting, the first declaration counts.
     seen: set[str] = set()
     for owner in owners:
         hints = _hints(type(owner))
@@ -169,7 +169,7 @@ def _own(node: Any, prefix: str) -> Iterator[SettingPlace]:
 
 
 def children(path: str) -> list[str]:
-    """Names of the settings and groups directly below ``path`` ("": at the top)."""
+    """Return the names of the settings and groups directly below ``path`` ("" for the top level)."""
     kind = strip_none(field_type(path)) if path else Config
     if not dataclasses.is_dataclass(kind):
         return []
@@ -177,20 +177,20 @@ def children(path: str) -> list[str]:
 
 
 def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
-    """The setting that ``key`` means or resembles most: first below the same parent, then anywhere."""
+    """Return the setting that ``key`` means or resembles most: first below the same parent, then anywhere."""
     if setting := setting_for_alias(key):
         return setting
     parent, _, name = key.rpartition(".")
     # For train.seed, the setting ``seed`` of the top level is meant.
     if parent and name in children("") and not dataclasses.is_dataclass(strip_none(field_type(name))):
         return name
-    # Below the same parent first: a typing error is likelier than a wrong group.
+    # Search below the same parent first: a typing error is likelier than a wrong group.
     siblings = children(parent) if parent else [*children(""), *groups]
     near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
     if near:
         return f"{parent}.{near[0]}" if parent else near[0]
-    # A name that exists in another group is proposed however different the path is. Otherwise only a very similar path
-    # is: a wrong guess is worse than none.
+    # Propose a name that exists in another group, however different the path is. Otherwise propose only a very similar
+    # path, because a wrong guess is worse than none.
     everything = [each.path for each in places() if "*" not in each.path and (not each.group or each.has_entries)]
     same_name = [path for path in everything if path.rpartition(".")[2] == name]
     cutoff = 0.0 if same_name else 0.8
@@ -199,7 +199,7 @@ def nearest(key: str, groups: Iterable[str] = ()) -> str | None:
 
 
 def describe(kind: Any) -> str:
-    """``kind`` in words: 'a number', 'a list [a,b] of strings'."""
+    """Describe ``kind`` in words: 'a number', 'a list [a,b] of strings'."""
     inner = strip_none(kind)
     none = " or null" if inner is not kind else ""
     if typing.get_origin(inner) is list:
@@ -216,21 +216,21 @@ def describe(kind: Any) -> str:
 
 
 def entry_type(kind: Any) -> Any:
-    """``X`` of ``dict[str, X]``."""
+    """Return ``X`` of ``dict[str, X]``."""
     return typing.get_args(kind)[1]
 
 
 def strip_none(kind: Any) -> Any:
-    """``X`` of ``X | None``."""
+    """Return ``X`` of ``X | None``."""
     if typing.get_origin(kind) in (typing.Union, types.UnionType):
-        # A union of several types is left as it is: none of them stands for the setting.
+        # Leave a union of several types as it is, since none of them stands for the setting.
         rest = [part for part in typing.get_args(kind) if part is not type(None)]
         return rest[0] if len(rest) == 1 else kind
     return kind
 
 
 def override_key(name: str) -> str | None:
-    """``name`` as the key of a mapping in an override: ``user\\:id``; None for a name that only YAML can write.
+    """Return ``name`` as a mapping's key in an override: ``user\\:id``; None for a name that only YAML can write.
 
     Hydra's grammar takes a backslash before some characters of a key, and no quotes around it.
     """

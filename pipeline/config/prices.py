@@ -76,7 +76,7 @@ def read_prices(path: str) -> Prices:
 
     try:
         text = Path(path).read_text()
-        # Parsed twice, because only the tree keeps both of two equal keys.
+        # Parse twice, because only the tree keeps both of two equal keys.
         content, tree = yaml.safe_load(text), yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
         raise ConfigError(
@@ -86,7 +86,7 @@ def read_prices(path: str) -> Prices:
         raise ConfigError(
             f"{path} is not valid YAML: {str(error).splitlines()[0]}", hint="correct the file, as in docs/price.md"
         ) from None
-    # Of a key that is there twice, YAML takes the later value without a word.
+    # If a key occurs twice, YAML silently takes the later value.
     if (twice := _repeated_key(tree)) is not None:
         raise ConfigError(f"{path} has {twice!r} twice in one mapping", hint="give each offer a name of its own")
     if not isinstance(content, Mapping) or not isinstance(content.get("hardware"), Mapping) or not content["hardware"]:
@@ -107,9 +107,9 @@ def offer_of(prices: str, name: str | None, *, spot: bool, path: str) -> tuple[H
 
     Args:
         prices: Path of the file of prices.
-        name: Of the offer; None: the only one.
+        name: The offer's name; None: the only one.
         spot: Whether it needs a spot price.
-        path: Of the group of the settings, for messages.
+        path: The path of the settings' group, for messages.
 
     Raises:
         ConfigError: The file has no such offer, or the offer no spot price.
@@ -152,10 +152,10 @@ def _read_offer(name: str, entry: Any, path: str) -> HostPrice:
         value = entry.get(key)
         if value is None and key != ON_DEMAND:
             continue
-        # What is not a number stays NaN, which fails the comparison below.
+        # A value that is not a number stays NaN, which fails the comparison below.
         number = math.nan
         if isinstance(value, int | float) and not isinstance(value, bool):
-            # A whole number of some hundred digits is no float.
+            # A whole number of some hundred digits does not fit into a float.
             with suppress(OverflowError):
                 number = float(value)
         if not 0 <= number < math.inf:
@@ -182,7 +182,7 @@ def _read_offer(name: str, entry: Any, path: str) -> HostPrice:
 
 
 def _repeated_key(tree: Any) -> str | None:
-    # Works on YAML's node tree, in which a sequence's value is a list of nodes, and a mapping's a list of pairs.
+    # Search YAML's node tree, in which a sequence's value is a list of nodes and a mapping's value a list of pairs.
     known = set()
     if not isinstance(getattr(tree, "value", None), list):
         return None

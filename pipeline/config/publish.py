@@ -83,6 +83,6 @@ class PublishConfig:
     )
 
     def check(self, path: str) -> None:
-        # The name must be a directory's.
+        # The name must be valid for a directory.
         if self.model is not None:
             check_name(f"{path}.model", self.model, "clicks")

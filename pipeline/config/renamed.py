@@ -11,7 +11,7 @@ from typing import Any
 
 from pipeline.core.errors import ConfigError
 
-# The first name of a setting -> its name now.
+# Maps the first name of a setting to its current name.
 RENAMED = {
     "train.decay_share": "train.decay_ratio",
     "train.min_lr_share": "train.min_lr_factor",
@@ -24,13 +24,13 @@ _LISTS_SETTINGS = "checkpoint.allow"
 
 
 def renamed_error(path: str, before: str = "", after: str = "") -> ConfigError | None:
-    """The error for an old name; None for any other. ``before``, ``after``: text around the new name in the hint."""
+    """Return the error for an old name, or None. ``before``, ``after``: text around the new name in the hint."""
     now = RENAMED.get(path)
     return ConfigError(f"{path} is now {now}", hint=f"{before}{now}{after}") if now else None
 
 
 def parse_recorded(text: str) -> Any:
-    """The plain data in ``text``, the YAML of a recorded configuration, its names as they were then.
+    """Return the plain data in ``text``, the YAML of a recorded configuration, with the names of its time.
 
     For settings that are only compared or shown: ``from_yaml``, which checks them against the schema, takes sixty times
     as long.
@@ -42,12 +42,12 @@ def parse_recorded(text: str) -> Any:
 
 
 def with_new_names(record: Mapping[str, Any]) -> dict[str, Any]:
-    """``record``, a configuration or a part of one as plain data, with the current names."""
+    """Return ``record``, plain data of a configuration or a part of one, with the current names."""
     return _renamed(record, RENAMED)
 
 
 def with_first_names(record: Mapping[str, Any]) -> dict[str, Any]:
-    """``record`` with the first names, as keys use them."""
+    """Return ``record`` with the first names, as keys use them."""
     return _renamed(record, _FIRST)
 
 
@@ -61,13 +61,13 @@ def _renamed(record: Mapping[str, Any], names: Mapping[str, str], prefix: str = 
             value = _renamed(value, names, f"{path}.")
         elif path == _LISTS_SETTINGS and value:
             value = [names.get(each, each) for each in value]
-        # Put where the former name stood, so that the order of the settings does not change.
+        # Insert it at the former name's place, so that the order of the settings does not change.
         made[last] = value
     return made
 
 
 def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Leaves of a nested configuration by dotted path; an empty group is a leaf."""
+    """Return the leaves of a nested configuration by dotted path; an empty group is a leaf."""
     values: dict[str, Any] = {}
     for name, value in config.items():
         if isinstance(value, Mapping) and value:
@@ -78,11 +78,11 @@ def leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def config_changes(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Settings that differ, by their names now: {dotted path: [then, now]}; None where one does not have it."""
+    """Return the settings that differ, by current name: {dotted path: [then, now]}; None if one does not have it."""
     a, b = leaves(with_new_names(then)), leaves(with_new_names(now))
     changes = {}
-    # A union of dictionaries, not of sets, keeps the order of the settings. A setting that is null counts as absent, so
-    # a new setting with this default is no change.
+    # A union of dictionaries, unlike one of sets, keeps the order of the settings. A setting that is null counts as
+    # absent, so a new setting with this default is no change.
     for path in {**a, **b}:
         if a.get(path) != b.get(path):
             changes[path] = [a.get(path), b.get(path)]

@@ -13,9 +13,9 @@ from pipeline.core.registry import with_options
 from pipeline.specs.id_mapping import mapping_of
 from pipeline.specs.model import SEQUENCE_BLOCKS, SequenceBlock
 
-# The column of a sequence with the ages of its events, made from their times.
+# The column with the ages of a sequence's events, computed from their times.
 AGE = "age"
-# The field with the times of events, where ingestion builds them from the log.
+# The field with the times of events in sequences that ingestion builds from the log.
 EVENT_TIME = "time"
 QUARANTINE, DROP = "quarantine", "drop"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
@@ -122,7 +122,7 @@ class SequenceConfig:
         return self.built or self.time is not None
 
     def check(self, path: str) -> None:
-        # There is a column, and its name is free.
+        # A sequence needs a column, and its name must be free.
         if self.built and (self.time is not None or self.separator is not None):
             what = "time" if self.time is not None else "separator"
             raise ConfigError(
@@ -134,7 +134,7 @@ class SequenceConfig:
             raise ConfigError(
                 f"{path}.features is empty, expected what an event has", hint=f"'+{path}.features.item={{table: item}}'"
             )
-        # Every timed sequence has ages; one that ingestion builds also has the times as a field.
+        # Every timed sequence has ages; a sequence that ingestion builds also has the times as a field.
         taken: tuple[str, ...] = ()
         if self.built:
             taken = (AGE, EVENT_TIME)
@@ -164,7 +164,7 @@ class SequenceOptions:
     )
 
     def check(self, path: str) -> None:
-        # ConfigError for a layer without width.
+        # A layer must have a width.
         if any(width < 1 for width in self.hidden or ()):
             raise ConfigError(
                 f"{path}.hidden is {self.hidden}, expected widths of at least 1", hint=f"{path}.hidden=[32,16]"
@@ -189,7 +189,7 @@ class SequenceModel:
         self.block_at(path)
 
     def block_at(self, path: str) -> SequenceBlock:
-        """The block with its options; ConfigError, naming ``path``, for an option that it lacks."""
+        """Return the block with its options; ConfigError, naming ``path``, for an option that it lacks."""
         return with_options(SEQUENCE_BLOCKS, self.block, self.options, f"{path}.options")
 
 
@@ -198,7 +198,7 @@ def _safe(name: str) -> str:
 
 
 def given_sequences(sequences: Mapping[str, SequenceConfig]) -> dict[str, SequenceConfig]:
-    """The same ``sequences``, of rows that come with those that ingestion builds: column ``<name>``, of structs."""
+    """Return ``sequences`` for rows that already have those that ingestion builds: column ``<name>`` of structs."""
     given = {}
     for name, each in sequences.items():
         if each.built:
@@ -210,7 +210,7 @@ def given_sequences(sequences: Mapping[str, SequenceConfig]) -> dict[str, Sequen
 
 
 def event_feature(sequence: str, column: str) -> str:
-    """The name of a column of a sequence in the dataset, and of its table where it has its own."""
+    """Return the name of a column of a sequence in the dataset, and of its table if it has its own."""
     return f"{sequence}__{column}"
 
 
@@ -222,7 +222,7 @@ def check_sequences(
     default_mapping: str,
     default_separator: str | None,
 ) -> None:
-    """ConfigError for a name that is ``taken``, and for tables and targets that no feature of ``sparse`` has."""
+    """Raise ConfigError for a ``taken`` name, and for tables and targets that no feature of ``sparse`` has."""
     for name, sequence in sequences.items():
         # The dataset has columns for a sequence's features beside all others, so their names must be free, too.
         columns = {event_feature(name, column) for column in (*sequence.features, AGE)}
@@ -240,7 +240,7 @@ def check_sequences(
                         "made of several columns: an event that is built from a row has one id of one column",
                         hint=f"{path}.{name}.features.{column}.table=null",
                     )
-        # A target is compared with events by their vectors, so both must be of one table.
+        # A target is compared with events by their vectors, so both must use the same table.
         tables = list(dict.fromkeys(each.table for each in sequence.features.values() if each.table))
         if sequence.target is not None and sequence.target not in tables:
             possible = tables[0] if tables else "null"
@@ -252,7 +252,7 @@ def check_sequences(
 
 
 def _check_table(path: str, table: str, sparse: Mapping[str, SparseFeature], default_mapping: str) -> None:
-    # An event has one id with one row, so mappings with several rows an id, and rows of bins, cannot be shared.
+    # An event has one id with one row, so mappings with several rows per id and rows of bins cannot be shared.
     owner = sparse.get(table)
     if owner is None or owner.table is not None:
         if owner is not None:

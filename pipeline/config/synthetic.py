@@ -90,7 +90,7 @@ class SyntheticConfig:
     )
 
     def check(self, path: str) -> None:
-        # Users see one row a second at most, of categories that there are.
+        # A user sees at most one row a second, and only categories that exist.
         if not self.users:
             return
         if self.interests > self.categories:

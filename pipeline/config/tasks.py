@@ -34,7 +34,7 @@ class TaskLabel:
     )
 
     def check(self, path: str) -> None:
-        # Two values for two classes, and a name that columns can have.
+        # Two classes need two values, and the name must be valid for columns.
         if LABEL_KINDS.get(self.kind).classes and self.positive == self.negative:
             raise ConfigError(
                 f"{path}.positive and {path}.negative are both {self.positive!r}, expected two values",
@@ -83,7 +83,7 @@ class TaskOptions:
     levels: int | None = setting(None, low=1, high=16, doc="Number of levels of experts that ple puts on each other.")
 
     def check(self, path: str) -> None:
-        # ConfigError for a layer without width.
+        # A layer must have a width.
         for name in ("task_mlp", "expert_mlp"):
             if any(width < 1 for width in getattr(self, name) or ()):
                 raise ConfigError(
@@ -92,7 +92,7 @@ class TaskOptions:
 
 
 def check_task_names(path: str, tasks: dict[str, TaskLabel]) -> None:
-    """Names must be usable as columns, and ``given`` must name an earlier binary task."""
+    """Check that names are usable as columns, and that ``given`` names an earlier binary task."""
     before = [MAIN_TASK]
     for name, task in tasks.items():
         if name in TAKEN_TASKS or not _NAME.fullmatch(name):
@@ -112,6 +112,6 @@ def check_task_names(path: str, tasks: dict[str, TaskLabel]) -> None:
                 f"{path}.{name}.given is {task.given!r}, expected a binary task before it: {', '.join(before)}",
                 hint=f"{path}.{name}.given={MAIN_TASK}",
             )
-        # A task can only be conditional on one that happens or not.
+        # A task can be conditional only on one that either happens or does not.
         if LABEL_KINDS.get(task.kind).classes:
             before.append(name)

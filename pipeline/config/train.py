@@ -10,7 +10,7 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.registry import STEP_EXECUTORS, find_plugins, with_options
 from pipeline.specs.optimizers import DENSE_OPTIMIZERS, TABLE_OPTIMIZERS, DenseOptimizer, TableOptimizer
 
-# Least value of what is added to a divisor: a row whose gradients were all 0 would otherwise become 0 / 0.
+# The least value that is added to a divisor: a row whose gradients were all 0 would otherwise become 0 / 0.
 TINY = 1e-30
 
 
@@ -91,7 +91,7 @@ class RankLossConfig:
         return self.kind != "none"
 
     def check(self, path: str) -> None:
-        # Settings of a loss need one: a weight without effect would be believed to have one.
+        # Settings of a loss need one: a weight without effect would be misleading.
         plain = RankLossConfig()
         for name in ("weight", "group_by"):
             if not self.active and getattr(self, name) != getattr(plain, name):
@@ -128,7 +128,7 @@ class AverageConfig:
         return self.kind != "none"
 
     def check(self, path: str) -> None:
-        # Settings of an average need one. Only values other than the defaults can be told to be set.
+        # Settings of an average need one. Only values other than the defaults are known to be set.
         plain = AverageConfig()
         for name in ("decay", "start", "every", "use"):
             if not self.active and getattr(self, name) != getattr(plain, name):
@@ -174,7 +174,7 @@ class ValidateConfig:
     )
 
 
-# The kinds that are named in code elsewhere.
+# Kinds that code elsewhere names.
 PERTURB, RESET = "perturb", "reset"
 
 
@@ -285,7 +285,7 @@ class DistillConfig:
     )
 
     def check(self, path: str) -> None:
-        # A teacher without a share teaches nothing.
+        # A teacher without a weight teaches nothing.
         if self.teacher is not None and not self.weight:
             raise ConfigError(
                 f"{path}.teacher is {self.teacher}, but {path}.weight is 0: nothing is learnt from it",
@@ -450,17 +450,17 @@ class TrainConfig:
     guard: GuardConfig = setting(factory=GuardConfig, doc="When training stops itself.")
 
     def task_weight(self, task: str) -> float:
-        """The factor of a task's loss."""
+        """Return the factor of a task's loss."""
         return self.tasks[task].weight if task in self.tasks else 1.0
 
     @property
     def dealt_lanes(self) -> int:
-        """Lanes that rows are dealt to, if the dataset has row groups for so many: one where they are not shuffled."""
+        """Lanes that rows are dealt to, if the dataset has enough row groups; one if they are not shuffled."""
         return self.lanes if self.shuffle else 1
 
     @property
     def batch(self) -> int:
-        """Return ``global_batch`` in samples.
+        """``global_batch`` in samples.
 
         Raises:
             ConfigError: It is still ``auto``, which depends on the number of rows.
@@ -489,7 +489,7 @@ class TrainConfig:
 
     @property
     def dense_state_values(self) -> float:
-        """float32 values that training keeps for each dense parameter beside it and its gradient."""
+        """float32 values that training keeps for each dense parameter besides the parameter and its gradient."""
         return DENSE_OPTIMIZERS.get(self.dense_optimizer).state_values + self.average.active
 
     def check(self, path: str) -> None:
@@ -514,7 +514,7 @@ class TrainConfig:
                     f"{path}.min_lr_factor is {self.min_lr_factor:g}, but {path}.schedule=constant never falls to it",
                     hint=f"{path}.schedule=cosine",
                 )
-            # 0.5 is the default and 1.0 was: neither shows that the user wants the rates to fall.
+            # 0.5 is the default and 1.0 was the former one, so neither shows that the user wants the rates to fall.
             if self.decay_ratio not in (0.5, 1.0):
                 raise ConfigError(
                     f"{path}.decay_ratio is {self.decay_ratio:g}, but {path}.schedule=constant never falls",
@@ -528,7 +528,7 @@ class TrainConfig:
             )
 
     def _check_asynchronous(self, path: str) -> None:
-        # What needs one step after the other is refused.
+        # Refuse settings that need steps to run one after the other.
         refused = {
             f"{path}.compile is true": (self.compile is True, f"{path}.compile=false"),
             f"{path}.average.kind is {self.average.kind}": (self.average.active, f"{path}.average.kind=none"),
@@ -555,14 +555,15 @@ class DebugConfig:
     profile_steps: int = setting(0, low=0, doc="Steps of every rank that a torch profiler trace covers; 0: no trace.")
 
 
-# Row groups that lie across the end of a lane are decoded for both: an eighth of the groups, at most.
+# The fewest row groups per lane. Groups across the end of a lane are decoded for both lanes: at most an eighth of the
+# groups.
 GROUPS_A_LANE = 8
 
 
 def fitting_lanes(lanes: int, global_batch: int, groups: int) -> int:
-    """The largest divisor of ``lanes`` that divides the global batch and leaves each lane eight of the row groups.
+    """Return the largest divisor of ``lanes`` that divides the batch and leaves each lane eight row groups.
 
-    One lane, where a dataset has fewer than sixteen row ``groups``. Ranks and hardware do not matter.
+    A dataset with fewer than sixteen row ``groups`` has one lane. Ranks and hardware do not matter.
     """
     most = min(lanes, groups // GROUPS_A_LANE)
     return max((n for n in range(1, most + 1) if lanes % n == 0 and global_batch % n == 0), default=1)

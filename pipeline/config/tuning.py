@@ -92,7 +92,7 @@ class TuneConfig:
     )
 
     def check(self, path: str) -> None:
-        # Names of studies are those of folders.
+        # A study's name must be valid for a folder.
         for name in ("study", "warm_start"):
             if (value := getattr(self, name)) is not None:
                 check_name(f"{path}.{name}", value, "lr")

@@ -1,4 +1,4 @@
-"""Time as leases, deadlines and grace periods see it: the functions of ``time``, as an object that a test can turn."""
+"""Time as leases, deadlines and grace periods see it: the functions of ``time``, in an object that a test replaces."""
 
 from __future__ import annotations
 

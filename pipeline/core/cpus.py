@@ -30,7 +30,7 @@ def share_cpus() -> None:
         "POLARS_MAX_THREADS": cpus,
         # Read by GNU's OpenMP, which torch's wheels bring along.
         "GOMP_SPINCOUNT": str(_SPINS),
-        # In milliseconds; read by LLVM's and Intel's OpenMP, in other builds of torch.
+        # Milliseconds, read by LLVM's and Intel's OpenMP, which other builds of torch use.
         "KMP_BLOCKTIME": "0",
     }
     for name, value in own.items():
@@ -38,7 +38,7 @@ def share_cpus() -> None:
 
 
 def available_cpus(root: Path | None = None) -> int:
-    """The number of whole CPUs of this process, at least one: the smaller of its affinity and its quota.
+    """Return the number of whole CPUs of this process, at least one: the smaller of its affinity and its quota.
 
     A quota of 2.5 gives 2; the rest is left for threads of input and output. ``root``: the folder of ``proc`` and the
     cgroups, by default ``/``.
@@ -54,7 +54,7 @@ def available_cpus(root: Path | None = None) -> int:
 
 
 def cpu_quota(root: Path | None = None) -> float | None:
-    """The smallest CPU quota of this process's cgroup and its parents; None if there is none."""
+    """Return the smallest CPU quota of this process's cgroup and its parents; None if there is none."""
     quotas = []
     try:
         for folder in cgroup_folders("cpu", root or _ROOT):
@@ -69,7 +69,7 @@ def cpu_quota(root: Path | None = None) -> float | None:
 
 
 def cgroup_folders(controller: str, root: Path = _ROOT) -> Iterator[Path]:
-    """Folders of this process's cgroups that may limit ``controller`` (cpu, memory), from its own up to the root.
+    """Yield folders of this process's cgroups that may limit ``controller`` (cpu, memory), from its own up to the root.
 
     Raises OSError where there are no cgroups, ValueError where files have another form.
     """
@@ -94,7 +94,7 @@ def cgroup_folders(controller: str, root: Path = _ROOT) -> Iterator[Path]:
 
 
 def _upwards(point: Path, top: str, own: str) -> Iterator[Path]:
-    """The folder of cgroup ``own`` and its parents, if the hierarchy below ``top`` is mounted at ``point``.
+    """Yield the folder of cgroup ``own`` and its parents, if the hierarchy below ``top`` is mounted at ``point``.
 
     A cgroup outside the mount (in a container's view of the hierarchy) counts as the root.
     """
@@ -109,7 +109,7 @@ def _upwards(point: Path, top: str, own: str) -> Iterator[Path]:
 
 
 def _quota_of(folder: Path) -> float | None:
-    """The CPU quota of the cgroup at ``folder``; None if it has none."""
+    """Return the CPU quota of the cgroup at ``folder``; None if it has none."""
     both, old = folder / "cpu.max", folder / "cpu.cfs_quota_us"
     if both.is_file():
         quota, period = both.read_text().split()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import signal
 
-# What an exit code means, for the command line's help.
+# Meanings of exit codes, for the command line's help.
 EXIT_CODES = {
     0: "done",
     1: "unexpected fault",
@@ -43,7 +43,7 @@ class NightjarError(Exception):
         return f"{self.message}\n  hint: {self.hint}"
 
     def to_json(self) -> dict[str, object]:
-        """Plain data that crosses a process boundary; ``from_json`` restores the error."""
+        """Return plain data that crosses a process boundary; ``from_json`` restores the error."""
         return {"error": type(self).__name__, "message": self.message, "hint": self.hint}
 
     @staticmethod
@@ -111,12 +111,12 @@ class DamagedError(ArtifactError):
         self.file = file
 
     def to_json(self) -> dict[str, object]:
-        """Plain data, with the file."""
+        """Return plain data, with the file."""
         return {**super().to_json(), "file": self.file}
 
 
 class OtherCodeError(ArtifactError):
-    """A version is whole, but other code made it: this installation would compute another model of its weights."""
+    """A version is whole, but other code made it: this installation would compute another model from its weights."""
 
 
 class FullDiskError(ArtifactError):
@@ -151,14 +151,14 @@ class TrialEndedError(NightjarError):
 class LostLeaseError(BaseException):
     """Another process has this one's lease, so this one ends at once and writes nothing more.
 
-    Like a signal, it is nothing that code which cleans up after errors may catch.
+    Like a signal, it must not be caught by code that cleans up after errors.
     """
 
     exit_code = LaunchError.exit_code
 
 
 def _family(kind: type[NightjarError]) -> dict[str, type[NightjarError]]:
-    """``kind`` and all its subclasses, by name."""
+    """Return ``kind`` and all its subclasses, by name."""
     # Not cached, because importing a plugin may add subclasses.
     family = {kind.__name__: kind}
     for below in kind.__subclasses__():
@@ -174,7 +174,7 @@ def is_full(error: BaseException) -> bool:
 
 
 def exit_code_of(error: BaseException) -> int:
-    """The exit code of ``error``: that of its class, 128 plus the number for a signal, else 1.
+    """Return the exit code of ``error``: that of its class, 128 plus the number for a signal, else 1.
 
     A broken pipe and Ctrl-C count as signals, which Python turns into exceptions.
     """

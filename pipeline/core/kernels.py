@@ -1,8 +1,8 @@
 """Compiled kernels for CPUs: C libraries of plugins, found by name and called through ctypes.
 
-Who can use kernels asks for them by name, and does the same with PyTorch, NumPy or Polars where there are none: the
-package was installed without a C compiler, a library is another release's, or no plugin brings it. ctypes lets go of
-the interpreter's lock during a call.
+Callers ask for kernels by name. Where there are none, they do the same with PyTorch, NumPy or Polars: the package was
+installed without a C compiler, a library is of another release, or no plugin brings it. ctypes releases the GIL during
+a call.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 
 from pipeline.core.registry import load_hook
 
-# Entry points of functions that open a library: without arguments; they return its kernels or None.
+# Entry points of functions that open a library. They take no arguments, and return its kernels or None.
 GROUP = "nightjar.native_libraries"
 
 log = logging.getLogger(__name__)
 
 K = TypeVar("K")
 
-# What ``load_kernels`` returns, by name. Tests and benchmarks put others in.
+# Results of ``load_kernels``, by name. Tests and benchmarks replace them.
 LOADED: dict[str, Any] = {}
 
 
@@ -31,7 +31,7 @@ def load_kernels(name: str) -> Any | None:
     """Load the kernels ``name``, once in a process.
 
     Args:
-        name: Of an entry point, such as ``steps``; ``plugins/cpu_kernels`` has those that Nightjar brings.
+        name: The name of an entry point, such as ``steps``; ``plugins/cpu_kernels`` has those that Nightjar brings.
 
     Returns:
         An object whose methods are the kernels, or None where there are none.
@@ -50,7 +50,7 @@ def open_library(path: Path, version: int) -> ctypes.CDLL:
     """Open the C library at ``path``.
 
     Args:
-        path: Of a file ``<name>.<any suffix>``. The library has a function ``<name>_version``.
+        path: A file ``<name>.<any suffix>``. The library has a function ``<name>_version``.
         version: What that function must return.
 
     Raises:
@@ -68,7 +68,8 @@ def open_installed(folder: Path, name: str, open_kernels: Callable[[Path], K], i
     """Open the extension module ``name`` in ``folder`` by ``open_kernels``.
 
     Returns:
-        None where there is none, or, with a warning that says what is used ``instead``, where it is another release's.
+        The kernels; None if there are none, or, with a warning that says what is used ``instead``, if they are of
+        another release.
     """
     # File names carry Python's version, and a folder may hold builds for several versions.
     for suffix in EXTENSION_SUFFIXES:

@@ -52,7 +52,7 @@ class Terminal:
                 if hasattr(sys.stdout, "buffer"):
                     sys.stdout.buffer.write(data)
                 else:
-                    # A caller captures text.
+                    # A caller that captures output may have replaced sys.stdout by a stream of text.
                     sys.stdout.write(data.decode(errors="replace"))
                 sys.stdout.flush()
                 self._open = not data.endswith(b"\n")
@@ -124,7 +124,7 @@ class Json(logging.Formatter):
     """For clusters: one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Time, level, rank (null: the launcher), stage, run, logger, message, and the exception if there is one."""
+        """Format time, level, rank (null: the launcher), stage, run, logger, message, and the exception if any."""
         fields = {"time": _time(record), "level": record.levelname.lower(), **_context, "logger": record.name}
         fields["message"] = record.getMessage()
         if record.exc_info:
@@ -177,7 +177,7 @@ def start_rank(level: str, form: str, rank: int, *, stage: str, run: str, in_pod
     """
     _context.update(rank=rank, stage=stage, run=run)
     if level != "debug":
-        # TorchRec warns once a table and rank; nothing in it is for the one who runs the training.
+        # TorchRec warns once per table and rank. None of it helps whoever runs the training.
         logging.getLogger("torchrec").setLevel(logging.ERROR)
         warnings.filterwarnings("ignore", category=FutureWarning, module="torchrec")
     full: logging.Formatter = Json() if form == "json" else FullText()
@@ -206,7 +206,7 @@ def start_rank(level: str, form: str, rank: int, *, stage: str, run: str, in_pod
 
 
 def hide_tracing_advice() -> None:
-    """Hide what FX advises once a process where TorchRec asks whether it is traced: nobody who trains can follow it."""
+    """Hide advice that FX logs when TorchRec asks whether it is being traced; whoever trains cannot follow it."""
     logging.getLogger("torch.fx._symbolic_trace").addFilter(_is_no_tracing_advice)
 
 
@@ -263,7 +263,7 @@ def show_fault(error: BaseException) -> None:
 
 @contextmanager
 def about(stage: str) -> Iterator[None]:
-    """Context whose lines are about ``stage``."""
+    """Make lines in this context be about ``stage``."""
     former, _context["stage"] = _context["stage"], stage
     try:
         yield

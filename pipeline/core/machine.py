@@ -20,17 +20,17 @@ from pipeline.core.cpus import available_cpus, cgroup_folders
 
 _ROOT = Path("/")
 _STATUS = _ROOT / "proc/self/status"
-# Of cgroups, version 2 and 1.
+# Files with the memory limit of a cgroup, in version 2 and 1.
 _LIMITS = ("memory.max", "memory.limit_in_bytes")
-# That nvidia-smi may take.
+# Seconds that nvidia-smi may take.
 _SECONDS = 30.0
-# Of the kernel's interface flags.
+# Loopback bit of the kernel's interface flags.
 _IFF_LOOPBACK = 8
-# For which ``is_busy`` looks.
+# Seconds for which ``is_busy`` measures.
 BLINK_SECONDS = 0.2
-# Of all CPUs, from which on others disturb what is measured.
+# Share of all CPUs above which other programs disturb a measurement.
 BUSY_SHARE = 0.1
-# Seconds: the kernel counts in hundredths, and not all of them at the same time.
+# Seconds of tolerance: the kernel counts in hundredths of a second and does not update all counters at the same time.
 CLOCK_SLACK = 0.05
 
 
@@ -43,9 +43,9 @@ class Gpu:
 
 
 def usable_memory(root: Path | None = None) -> int:
-    """Bytes of memory that this process may use: the machine's, or the smallest limit of its cgroups.
+    """Return the bytes of memory that this process may use: the machine's, or the smallest limit of its cgroups.
 
-    ``root``: the folder of ``proc`` and the cgroups, by default ``/``. Without ``proc``, what the C library says.
+    ``root``: the folder of ``proc`` and the cgroups, by default ``/``. Without ``proc``, the C library says how much.
     """
     root = root or _ROOT
     installed = _figure(root / "proc/meminfo", "MemTotal")
@@ -59,26 +59,26 @@ def usable_memory(root: Path | None = None) -> int:
                 if limit != "max":
                     limits.append(int(limit))
     except (OSError, ValueError):
-        # No cgroups here, or files of another form: what was found so far counts.
+        # There are no cgroups, or their files have another format: what was found so far counts.
         pass
     return min(limits)
 
 
 def spare_memory() -> int:
-    """Bytes that this process could still take: what the machine has left, and its cgroups beside this process."""
+    """Return the bytes that this process could still take: what the machine and its cgroups have left."""
     # ``left`` may be negative: VmRSS includes shared pages, which may not count towards this process's cgroup.
     left = usable_memory() - _figure(_STATUS, "VmRSS")
     return max(min(_figure(_ROOT / "proc/meminfo", "MemAvailable"), left), 0)
 
 
 def own_memory() -> int:
-    """Bytes of this process that are in no file, which another process like it would take anew."""
+    """Return the bytes of this process that no file backs, which another process like it would take anew."""
     return _figure(_STATUS, "RssAnon")
 
 
 def _figure(file: Path, key: str) -> int:
-    # The line ``key`` of a file of proc, in bytes; 0 where there is none, as without proc. The kernel's kB are 1,024
-    # bytes.
+    # Returns the value of ``key`` in a file of proc, in bytes; 0 if there is none, or no proc. The kernel's kB are
+    # 1,024 bytes.
     try:
         for line in file.read_text().splitlines():
             if line.startswith(f"{key}:"):
@@ -90,7 +90,7 @@ def _figure(file: Path, key: str) -> int:
 
 @cache
 def processor() -> str:
-    """The processor's name."""
+    """Return the processor's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -115,13 +115,13 @@ def machine_of() -> str:
 
 @cache
 def gpus() -> tuple[Gpu, ...]:
-    """The GPUs that this process may use; none where the installed packages are those for CPUs.
+    """Return the GPUs that this process may use; none where the installed packages are those for CPUs.
 
     ``CUDA_VISIBLE_DEVICES`` names them, as it does in CUDA: by numbers or beginnings of UUIDs.
     """
     if not _has_driver():
         return ()
-    # Not by torch, which would initialise CUDA, and a process with CUDA cannot be forked.
+    # Ask nvidia-smi and not torch, which would initialise CUDA: a process with CUDA cannot be forked.
     command = ["nvidia-smi", "--query-gpu=uuid,name,memory.total", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=True)
@@ -144,11 +144,11 @@ def gpus() -> tuple[Gpu, ...]:
         if name.isdigit():
             named = cards[int(name) : int(name) + 1]
         elif name.startswith("MIG-"):
-            # A part of a GPU, which nvidia-smi does not list, counts as the first one.
+            # A part of a GPU, which nvidia-smi does not list, counts as the first GPU.
             named = cards[:1]
         else:
             named = [card for uuid, card in by_uuid.items() if name and uuid.startswith(name)]
-        # As in CUDA, the first name of no GPU ends the list.
+        # As in CUDA, the first name that matches no GPU ends the list.
         if len(named) != 1:
             break
         visible += named
@@ -157,7 +157,8 @@ def gpus() -> tuple[Gpu, ...]:
 
 def _has_driver() -> bool:
     """Whether there is NVIDIA's driver, and packages that use it."""
-    # Without importing torch, which takes seconds. fbgemm-gpu is the GPU build; that for CPUs is fbgemm-gpu-cpu.
+    # Look only at the installed packages, because importing torch takes seconds. fbgemm-gpu is the GPU build; the CPU
+    # build is called fbgemm-gpu-cpu.
     try:
         return Path("/proc/driver/nvidia").is_dir() and bool(version("fbgemm-gpu"))
     except PackageNotFoundError:
@@ -165,14 +166,14 @@ def _has_driver() -> bool:
 
 
 def pinned_figures() -> Path:
-    """The file of ``conf/hardware`` that ``hardware=auto`` stands for on this machine, where it exists."""
+    """Return the file of ``conf/hardware`` that ``hardware=auto`` stands for on this machine, where it exists."""
     return _own_folder(os.environ.get("XDG_CONFIG_HOME"), ".config") / "hardware.yaml"
 
 
 def kept_figures(key: str) -> Path:
-    """Where the figures that are measured for ``key`` are kept from now on: in the user's cache folder.
+    """Return where figures that are measured for ``key`` are kept from now on: in the user's cache folder.
 
-    In containers whose home cannot be written they are among temporary files, or every plan would measure again.
+    In containers whose home cannot be written they are among temporary files. Otherwise every plan would measure again.
     """
     path = _cached_figures(key)
     # The folder may not exist yet, so the nearest existing parent decides whether it can be created.
@@ -183,7 +184,7 @@ def kept_figures(key: str) -> Path:
 
 
 def known_figures(key: str) -> Path:
-    """Where figures for ``key`` are: where this user keeps them, else in a home that cannot be written, of an image."""
+    """Return where figures for ``key`` are: where this user keeps them, else in an image's read-only home."""
     written = kept_figures(key)
     if _may(written, os.R_OK):
         return written
@@ -195,13 +196,13 @@ def _cached_figures(key: str) -> Path:
 
 
 def _may(path: Path, mode: int) -> bool:
-    # No folder above that cannot be entered raises an error, as it does with Path.exists.
+    # Unlike Path.exists, os.access raises no error for a folder above that cannot be entered.
     return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Seconds: of a clock, of CPUs at work, all of the machine's together, and of those for this process's work."""
+    """Seconds: of a clock, of CPU time of the whole machine, and of CPU time of this process."""
 
     clock: float
     machine: float
@@ -209,9 +210,9 @@ class CpuTimes:
 
 
 def cpu_times(root: Path | None = None) -> CpuTimes:
-    """The times until now; those of the machine are 0 without ``proc``. ``root``: its folder, by default ``/``.
+    """Return the times until now; those of the machine are 0 without ``proc``. ``root``: its folder, by default ``/``.
 
-    Children count as this process's work when they have ended. CPUs that a hypervisor gave to others are no work here.
+    Children count as this process's work when they have ended. CPU time that a hypervisor gave to others is left out.
     """
     own = os.times()
     spent = own.user + own.system + own.children_user + own.children_system
@@ -231,9 +232,9 @@ def is_disturbed(began: CpuTimes, ended: CpuTimes) -> bool:
 
 
 def is_busy() -> bool:
-    """Whether other programs take so much of the CPUs that what is measured now would be theirs, too.
+    """Whether other programs use so much of the CPUs that they would disturb a measurement.
 
-    The load average does not tell: it counts what this process itself did in the last minute.
+    The load average cannot tell, because it also counts what this process itself did in the last minute.
     """
     began = cpu_times()
     time.sleep(BLINK_SECONDS)
@@ -241,18 +242,18 @@ def is_busy() -> bool:
 
 
 def loopback_variables() -> dict[str, str]:
-    """The variables by which gloo and NCCL listen on the loopback alone; none where it cannot be found.
+    """Return the variables by which gloo and NCCL listen on the loopback alone; none if it cannot be found.
 
-    Without them, gloo listens where the machine's name leads, NCCL on the first interface that is no loopback.
+    Without them, gloo listens on the address of the machine's name, NCCL on the first interface that is no loopback.
     """
     for _, name in socket.if_nameindex():
         try:
             loopback = bool(int(Path(f"/sys/class/net/{name}/flags").read_text(), 16) & _IFF_LOOPBACK)
         except (OSError, ValueError):
-            # The system does not say: its usual names.
+            # The system does not show the flags, so go by the usual names.
             loopback = name in ("lo", "lo0")
         if loopback:
-            # To NCCL, = means this very name.
+            # NCCL takes a name after = literally, and others as prefixes.
             return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": f"={name}"}
     return {}
 
@@ -279,8 +280,8 @@ def _temporary() -> Path:
 
 @cache
 def _private(folder: Path) -> Path:
-    # Everybody may make a folder among temporary files, and what lies in this one is trusted: where somebody else could
-    # write to it, a new one of another name takes its place.
+    # Anybody may create a folder among temporary files, and the files in this one are trusted. If somebody else could
+    # write to it, a new folder with another name takes its place.
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     # lstat, because a symbolic link could lead to a folder that somebody else chose.

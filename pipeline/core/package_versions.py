@@ -21,15 +21,15 @@ INSTALL = f"pip install --no-deps {' '.join(PACKAGES.values())}"
 
 
 def require_triple() -> None:
-    """ConfigError if one of PACKAGES is not installed. Imports none of them."""
-    # By find_spec, because importing torch takes seconds.
+    """Raise ConfigError if one of PACKAGES is not installed. Imports none of them."""
+    # Use find_spec, because importing torch takes seconds.
     missing = [name for name in PACKAGES if find_spec(name) is None]
     if missing:
         raise _not_installed(missing)
 
 
 def missing_triple(error: BaseException) -> ConfigError | None:
-    """The message for an import that failed because one of PACKAGES is missing; None for another ``error``."""
+    """Return the message for an import that failed because one of PACKAGES is missing; None for another ``error``."""
     # The name equals a package's only if the package itself is missing; a missing torch.nowhere is another error.
     if isinstance(error, ModuleNotFoundError) and error.name in PACKAGES:
         return _not_installed([error.name])

@@ -3,7 +3,7 @@
 A registry imports the module with its built-in choices on first use. That imports no torch, so that a configuration can
 be checked against the names. The options of a choice are fields of its spec, which settings replace (``with_options``).
 
-What is optional (``pipeline.plugins``) is found by the entry points of Nightjar itself, exactly as other packages' is.
+Optional parts (``pipeline.plugins``) are found by Nightjar's own entry points, exactly as those of other packages are.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any, Generic, Protocol, TypeVar
 from pipeline.core.errors import ConfigError
 
 NIGHTJAR = "nightjar"  # this distribution
-# Entry points of engines of ingestion.
+# Entry points of ingestion engines.
 ENGINES = "nightjar.engines"
-# Entry points of what runs stages on other machines.
+# Entry points of launchers, which run stages on other machines.
 LAUNCHERS = "nightjar.launchers"
-# Entry points of what takes training's steps.
+# Entry points of executors, which take the steps of a training.
 STEP_EXECUTORS = "nightjar.step_executors"
-# Entry points of what looks at the validation rows while a model trains.
+# Entry points of validations, which look at the validation rows while a model trains.
 VALIDATIONS = "nightjar.validations"
 BUILT_IN = "built in"
 ADDED = "added by this process"
@@ -67,7 +67,7 @@ def load_hooks(group: str) -> dict[str, Any]:
     """Load what Nightjar's plugins and other packages add to ``group``, by name.
 
     Raises:
-        ConfigError: One cannot be imported, or two have one name.
+        ConfigError: One cannot be imported, or two have the same name.
     """
     # Names are compared before anything is imported, so that a clash of names is reported even if a package cannot be
     # imported.
@@ -79,7 +79,7 @@ def load_hook(group: str, name: str) -> Any | None:
     """Load what a plugin or a package adds to ``group`` as ``name``, and nothing else; None where there is none.
 
     Raises:
-        ConfigError: It cannot be imported, or two of the group have one name.
+        ConfigError: It cannot be imported, or two of the group have the same name.
     """
     point = _points_by_name(group).get(name)
     if point is None:
@@ -110,8 +110,8 @@ def _package_of(point: EntryPoint) -> str:
 def find_package_at_fault(error: BaseException) -> str:
     """Return the installed package whose code raised ``error``, with file and line; "" where it was Nightjar's own.
 
-    The innermost frame that is of Nightjar or of a package that extends it decides: what a library raises is the fault
-    of its caller.
+    The innermost frame of Nightjar or of a package that extends it decides, because what a library raises is its
+    caller's fault.
     """
     packages: dict[str, str] = {}
     for point in _installed(tuple(sys.path)):
@@ -172,11 +172,11 @@ class Registry(Generic[T]):
     ``setting``: the key that chooses among them. ``home``: the module whose tuple ``SPECS`` lists the built-in ones;
     None: all are plugins. ``group``: the entry point group of plugins and of installed packages; None: packages cannot
     add any. ``problem``: a function that says what is wrong with a package's choice; "" if nothing is. ``further``:
-    other settings that choose among them, with ``<name>`` for any name; ``paths`` has all of them, with ``*`` for it.
-    ``all_apply``: no setting chooses, all of them are used at once; then ``setting`` stands for those that they bring.
+    other settings that choose among them, with ``<name>`` for any name; ``paths`` lists all of them, with ``*`` for
+    ``<name>``. ``all_apply``: all choices are used at once, and ``setting`` stands for the settings that they add.
     """
 
-    # A number that changes with every change of any registry's choices by ``added``.
+    # Changes whenever ``added`` changes the choices of any registry.
     state = 0
 
     def __init__(
@@ -204,11 +204,11 @@ class Registry(Generic[T]):
         return iter(self._loaded().values())
 
     def names(self) -> tuple[str, ...]:
-        """The names of all choices, built-in ones first."""
+        """Return the names of all choices, built-in ones first."""
         return tuple(self._loaded())
 
     def get(self, name: str) -> T:
-        """The choice ``name``; ConfigError with the nearest name if there is none."""
+        """Return the choice ``name``; ConfigError with the nearest name if there is none."""
         specs = self._loaded()
         if name not in specs:
             near = difflib.get_close_matches(name, specs, 1, 0.5) or list(specs)
@@ -220,13 +220,13 @@ class Registry(Generic[T]):
         return specs[name]
 
     def origin(self, name: str) -> str:
-        """The origin of the choice ``name``: ``built in``, or the package and its version."""
+        """Return the origin of the choice ``name``: ``built in``, or the package and its version."""
         self._loaded()
         return self._origins[name]
 
     @contextmanager
     def added(self, *specs: T) -> Iterator[None]:
-        """Context in which ``specs`` are choices too, after the others. For tests and notebooks."""
+        """Make ``specs`` choices in this context, after the others. For tests and notebooks."""
         former, origins, state = self._loaded(), self._origins, Registry.state
         # Copies, because the former dictionaries are put back at the end of the context.
         self._specs, self._origins = dict(former), dict(origins)
@@ -238,11 +238,12 @@ class Registry(Generic[T]):
             yield
         finally:
             self._specs, self._origins = former, origins
-            # Contexts that overlap, and end in the order in which they began, leave choices that are new.
+            # Contexts that overlap, and end in the order in which they began, leave other choices, which need a new
+            # number.
             Registry.state = state if Registry.state == own else next(_states)
 
     def package(self, name: str) -> str:
-        """The package and version that adds the choice ``name``; "" for one that is built in, or is no choice."""
+        """Return the package and version that adds the choice ``name``; "" if it is built in, or is no choice."""
         self._loaded()
         origin = self._origins.get(name, BUILT_IN)
         return "" if origin in (BUILT_IN, ADDED) else origin
@@ -290,14 +291,14 @@ class Registry(Generic[T]):
         return specs
 
 
-# Fields that every choice has, which are no options.
+# Fields that every choice has and that are not options.
 _OWN = ("name", "doc")
 
 
 def with_options(registry: Registry[T], name: str, options: Any, path: str) -> T:
-    """The choice called ``name`` with those ``options`` (a dataclass) that are not None.
+    """Return the choice called ``name`` with those ``options`` (a dataclass) that are not None.
 
-    ConfigError where it has no field of an option's name; ``path``: of the options, for the message.
+    ConfigError if it has no field with an option's name; ``path``: where the options are set, for the message.
     """
     spec = registry.get(name)
     known = _options_of(spec)
@@ -336,15 +337,15 @@ SEARCH_PARTS: Registry[Any] = Registry("search part", setting="search.parts", gr
 
 
 def default_stages() -> list[str]:
-    """The default of ``stages``."""
+    """Return the default of ``stages``."""
     return [stage.name for stage in STAGES if stage.by_default]
 
 
 def inline_stages() -> list[str]:
-    """The default of ``launch.inline``."""
+    """Return the default of ``launch.inline``."""
     return [stage.name for stage in STAGES if stage.inline]
 
 
 def search_part_docs() -> str:
-    """Documentation of the searchable parts."""
+    """Return the documentation of the searchable parts."""
     return " ".join(f"{each.name}: {each.doc}" for each in SEARCH_PARTS)

@@ -17,14 +17,14 @@ from pipeline.core.errors import ArtifactError, NightjarError, PassingError
 TRIES = 3
 # Pauses of 0.2 and 0.8 s; object store clients wait longer before that.
 FIRST_SECONDS, FACTOR = 0.2, 4.0
-# The only mark of CPython's error.
+# CPython raises a plain RuntimeError that only this text tells apart.
 NO_THREAD = "can't start new thread"
 
 _PASSING_NAMES = (
     "EIO EAGAIN EINTR EBUSY ESTALE ENOMEM EMFILE ENFILE ENOBUFS ETIMEDOUT EREMOTEIO ECONNRESET ECONNABORTED "
     "ECONNREFUSED EHOSTUNREACH ENETUNREACH ENETRESET EPIPE ETXTBSY"
 )
-# Not every system has all of them.
+# Not every system defines all of them.
 _PASSING = frozenset(getattr(errno, name) for name in _PASSING_NAMES.split() if hasattr(errno, name))
 # Packages whose own errors mean that a request got no answer. Refusals are PermissionError or FileNotFoundError.
 _CLIENTS = frozenset(
@@ -37,12 +37,12 @@ _here = threading.local()
 
 def passes(error: BaseException) -> bool:
     """Whether ``error`` may be temporary: an error of the machine, the disk or the network, not of the data."""
-    # An API server's error says so itself.
+    # Errors of API servers state whether they are temporary.
     if getattr(error, "passing", False):
         return True
     if isinstance(error, MemoryError | TimeoutError | asyncio.TimeoutError | ConnectionError):
         return True
-    # Object stores' clients raise these for answers of the store, which would be the same again.
+    # Object stores' clients raise these for answers of the store, which would be the same at the next try.
     if isinstance(error, FileNotFoundError | PermissionError | FileExistsError | NotADirectoryError):
         return False
     if isinstance(error, OSError) and error.errno is not None:
@@ -54,7 +54,7 @@ def passes(error: BaseException) -> bool:
 
 def pause(error: BaseException, attempt: int) -> bool:
     """Wait before the try after number ``attempt`` (from 1); returns False at once if another try is pointless."""
-    # No pause after the last try.
+    # There is no pause after the last try.
     if attempt >= TRIES or not passes(error):
         return False
     time.sleep(FIRST_SECONDS * FACTOR ** (attempt - 1))

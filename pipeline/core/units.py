@@ -20,7 +20,7 @@ def known(value: object) -> TypeGuard[int | float]:
 
 
 def printable(text: str, most: int = 80) -> str:
-    """``text`` from outside, such as an id, as a line can show it: control characters escaped, not too long."""
+    """Make ``text`` from outside, such as an id, fit for a line: escape control characters and cut it at ``most``."""
     # An id from a log may contain escape sequences, which a terminal would obey.
     plain = "".join(each if each.isprintable() else _escaped(each) for each in text)
     if len(plain) > most:
@@ -33,9 +33,9 @@ def _escaped(character: str) -> str:
 
 
 def for_chat(text: str) -> str:
-    """``text`` as a line of a chat or of Markdown shows it and no more: no HTML, link, image or mention of anybody.
+    """Escape ``text`` for a line of a chat or of Markdown: it makes no HTML, link, image or mention of anybody.
 
-    What is to be copied stays as it is: an image by digest, a URL with a user.
+    Text that users copy stays as it is: an image by digest, a URL with a user.
     """
     line = ""
     for each in text:
@@ -50,28 +50,28 @@ def for_chat(text: str) -> str:
 
 
 def count(value: object) -> str:
-    """Whole number with thousands separators: ``81,234``."""
+    """Format a whole number with thousands separators: ``81,234``."""
     return f"{round(value):,}" if known(value) else ABSENT
 
 
 def plural(number: object, noun: str) -> str:
-    """``1 step``, ``1,172 steps``."""
+    """Format a number with its noun: ``1 step``, ``1,172 steps``."""
     ending = "" if number == 1 else "s"
     return f"{count(number)} {noun}{ending}"
 
 
 def decimal(value: object, digits: int = 4) -> str:
-    """Fixed number of decimals: ``0.8321``."""
+    """Format a number with a fixed number of decimals: ``0.8321``."""
     return f"{value:.{digits}f}" if known(value) else ABSENT
 
 
 def percent(value: object, digits: int = 1) -> str:
-    """A share in [0, 1] as per cent: ``0.4%``."""
+    """Format a share in [0, 1] as per cent: ``0.4%``."""
     return f"{100 * value:.{digits}f}%" if known(value) else ABSENT
 
 
 def size(value: object) -> str:
-    """Bytes in the binary unit that leaves at most four digits: ``61.3 MiB``."""
+    """Format bytes in the binary unit that leaves at most four digits: ``61.3 MiB``."""
     if not known(value):
         return ABSENT
     amount = float(value)
@@ -86,7 +86,7 @@ def size(value: object) -> str:
 
 
 def clock(seconds: object) -> str:
-    """Seconds as ``hh:mm:ss``, after the days if there are any."""
+    """Format seconds as ``hh:mm:ss``, after the days if there are any."""
     if not known(seconds):
         return ABSENT
     whole = max(0, round(seconds))
@@ -98,7 +98,7 @@ def clock(seconds: object) -> str:
 
 
 def duration(seconds: object) -> str:
-    """Seconds in short: ``0.32 s``, ``12.3 s``, ``3 min 12 s``, ``2 h 05 min``."""
+    """Format seconds in short: ``0.32 s``, ``12.3 s``, ``3 min 12 s``, ``2 h 05 min``."""
     if not known(seconds):
         return ABSENT
     if seconds < 1:
@@ -114,14 +114,14 @@ def duration(seconds: object) -> str:
 
 
 def short(value: object, spread: object = None) -> str:
-    """For axes: ``0.25``, ``1,200``, ``80k``, ``1.5M``. ``spread``: the distance between ticks, for the decimals."""
+    """Format for axes: ``0.25``, ``1,200``, ``80k``, ``1.5M``. ``spread``: distance between ticks, for the decimals."""
     if not known(value):
         return ABSENT
     # Without a distance between ticks, the value's own magnitude decides on the decimals; 0 needs none.
     step = abs(float(value)) or 1.0
     if known(spread) and spread:
         step = abs(float(spread))
-    # Below 10,000 in full, because 1,200 is about as short as 1.2k.
+    # Numbers below 10,000 are shown in full, because 1,200 is about as short as 1.2k.
     for limit, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if abs(value) >= limit:
             scale = 1e3 if letter == "k" else limit
@@ -133,7 +133,7 @@ def short(value: object, spread: object = None) -> str:
 
 
 def money(amount: object, currency: str = "") -> str:
-    """An amount with two decimals, four where it is below one: ``1,203.40 USD``."""
+    """Format an amount with two decimals, four where it is below one: ``1,203.40 USD``."""
     if not known(amount):
         return ABSENT
     # A night on a small machine may cost less than a cent, which two decimals would show as 0.00.
@@ -144,8 +144,8 @@ def money(amount: object, currency: str = "") -> str:
 
 
 def _trim(value: float, step: float) -> str:
-    # As many decimals as are needed to tell two neighbouring ticks apart. The 1e-9 makes up for rounding in log10. A
-    # step such as 0.25 needs one decimal more than its magnitude says.
+    # Show as many decimals as are needed to tell two neighbouring ticks apart. The 1e-9 makes up for rounding in log10.
+    # A step such as 0.25 needs one decimal more than its magnitude says.
     digits = max(0, min(6, -math.floor(math.log10(step) + 1e-9)))
     if abs(step * 10**digits - round(step * 10**digits)) > 1e-6:
         digits += 1
@@ -153,7 +153,7 @@ def _trim(value: float, step: float) -> str:
 
 
 def text_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns. A heading that ends with ``*`` marks a column of numbers, aligned to the right."""
+    """Align columns. A heading that ends with ``*`` marks a column of numbers, aligned to the right."""
     names = [name.removesuffix("*") for name in head]
     widths = [max(len(row[i]) for row in [names, *rows]) for i in range(len(names))]
     lines = []

@@ -1,4 +1,9 @@
-"""Building the embedding tables of a dataset, and what is done with the embeddings that a collection returns."""
+"""Building the embedding tables of a dataset, and what is done with the embeddings that a collection returns.
+
+A table is an ``nn.EmbeddingBag``: a sample may have several ids of a feature, and a lookup *pools* their rows to one
+embedding, the sum or the mean. TorchRec's collection looks up all tables at once and returns a ``KeyedTensor``: the
+pooled embeddings of all features side by side, [B, sum of widths], with their names and widths.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +32,7 @@ def build_collection(
         schema: The dataset's features and tables.
         model: The widths and poolings of the tables.
         device: May be meta: sharding allocates the real storage and ``RowAccess.initialise`` fills it.
-        weighted: Whether lookups carry weights; None: where any feature has them.
+        weighted: Whether lookups carry weights; None: if any feature has them.
     """
     if weighted is None:
         weighted = any(column.weighted for column in schema.sparse)
@@ -38,7 +43,7 @@ def build_collection(
 def event_collection(
     schema: DatasetSchema, model: ModelConfig, device: torch.device, *, weighted: bool | None = None
 ) -> EmbeddingBagCollection:
-    """Build the tables of sequences, looked up as ``event_lookups`` says: one key a table, the table's name.
+    """Build the tables of sequences, looked up by ``event_lookups``: one key per table, which is the table's name.
 
     The arguments are those of ``build_collection``.
     """
@@ -67,7 +72,7 @@ def feature_vectors(
     """Return the embeddings of ``features`` in that order.
 
     Args:
-        pooled: What a collection returned.
+        pooled: The output of a collection.
         separate: The embeddings that ``pooled`` lacks, by feature: [B, width] each.
         features: The features wanted.
         even: Whether all embeddings have one width: then they are returned as [B, F, D], else [B, sum of widths].
@@ -93,10 +98,10 @@ def pooled_stack(pooled: KeyedTensor, features: Sequence[str]) -> Tensor:
     """Return the embeddings of ``features`` in that order: [B, F, D].
 
     Args:
-        pooled: What a collection returned, all of one width.
+        pooled: The output of a collection, with embeddings of one width.
         features: All keys of ``pooled``, as ``build_collection`` makes them.
     """
-    # A sharded collection returns its features in the order of its shards, so ``values()`` alone is wrong.
+    # A sharded collection returns its features in the order of its shards, so ``values()`` alone would be wrong.
     values = pooled.values()
     stacked = values.view(values.shape[0], len(features), -1)
     return reordered(stacked, pooled.keys(), features)
@@ -112,7 +117,7 @@ def reordered(stacked: Tensor, given: Sequence[str], wanted: Sequence[str]) -> T
 
 @lru_cache(maxsize=16)
 def _permutation(given: tuple[str, ...], wanted: tuple[str, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    # Cached on the device: otherwise the host would wait for a copy in every step.
+    # The result is cached on the device, or else the host would wait for a copy in every step.
     order = torch.tensor(list(map(given.index, wanted)), device=device)
     return order, torch.argsort(order)
 
@@ -133,8 +138,8 @@ class _Reorder(torch.autograd.Function):
 def penalised(embeddings: Tensor, factors: Tensor) -> Tensor:
     """Return ``embeddings`` unchanged; their backward pass adds the gradient of an L2 penalty.
 
-    The penalty reaches the rows that a batch looks up, and is not part of the loss that is reported. Of an embedding
-    that is a sum of several rows, the sum is penalised.
+    The penalty reaches the rows that a batch looks up, and is not part of the reported loss. If an embedding is a sum
+    of several rows, the sum is penalised.
 
     Args:
         embeddings: [B, F, D] or [B, sum of widths].
@@ -144,7 +149,7 @@ def penalised(embeddings: Tensor, factors: Tensor) -> Tensor:
 
 
 class _Penalised(torch.autograd.Function):
-    # Through the gradient, the penalty is the same for every tier, sharding and optimizer.
+    # Acting on the gradient makes the penalty the same for every tier, sharding and optimizer.
 
     @staticmethod
     def forward(ctx: Any, embeddings: Tensor, factors: Tensor) -> Tensor:

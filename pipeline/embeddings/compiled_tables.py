@@ -1,8 +1,11 @@
-"""Tables on a CPU that the compiled kernels look up and train, on all threads, in the memory of FBGEMM's kernel.
+"""Tables on a CPU that compiled kernels look up and train on all threads, in the memory of FBGEMM's kernel.
 
-The kernel stays the owner of weights, state and learning rate; hooks see the same calls. What they do not take
-(weighted ids, samples without a common batch size) goes through FBGEMM. Every row's gradient is summed in the order of
-its lookups, so the result does not depend on the number of threads, nor on the tier.
+FBGEMM's kernel stays the owner of weights, state and learning rate, and hooks see the same calls. What the compiled
+kernels do not accept (weighted ids, samples without a common batch size) goes through FBGEMM. Every row's gradient is
+summed in the order of its lookups, so the result depends neither on the number of threads nor on the tier.
+
+These kernels are ``steps``. Tables whose optimizer FBGEMM lacks on a CPU are trained by others, ``rowsteps``
+(``table_training.RowOptimizer``).
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from pipeline.embeddings.table_optimizers import TableRules
 from pipeline.embeddings.tables import Kernel, kernels, states_of, storage_of
 from pipeline.specs.optimizers import TableOptimizer
 
-# Rows of a table, and ids of a lookup: the kernels sort them as int32.
+# The limit of rows in a table and of ids in a lookup: the kernels sort them as int32.
 _MAX_IDS = 1 << 31
 
 
@@ -33,7 +36,7 @@ def compiled_on(optimizer: TableOptimizer, device: str) -> bool:
 def compile_tables(
     dmp: DistributedModelParallel, rules: TableRules, device: str, weighted: Collection[str] = ()
 ) -> None:
-    """Have the compiled kernels look up and train the tables in fused kernels where they can; see ``compiled_on``.
+    """Make the compiled kernels look up and train the tables in fused kernels where they can; see ``compiled_on``.
 
     FBGEMM keeps the ``weighted`` tables, whose ids have weights.
     """
@@ -70,7 +73,7 @@ class CompiledTables:
     def __call__(
         self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None, **kwargs: Any
     ) -> Tensor:
-        """Return the pooled embeddings; GuardError where a row number is outside of its table."""
+        """Return the pooled embeddings; GuardError if a row number is outside of its table."""
         supported = (
             per_sample_weights is None
             and not kwargs
@@ -88,7 +91,7 @@ class CompiledTables:
         pooled: Tensor | None = self._tables.look_up(indices, offsets)
         if pooled is not None:
             return pooled
-        # The kernels only report that some row is outside of its table; which one is found here.
+        # The kernels only report that some row is outside of its table, so find out which one.
         batch = (offsets.numel() - 1) // len(self._table_of_feature)
         for feature, table in enumerate(self._table_of_feature):
             ids = indices[offsets[feature * batch] : offsets[(feature + 1) * batch]]

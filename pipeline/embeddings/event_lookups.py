@@ -1,8 +1,8 @@
-"""One lookup for the tables of sequences: samples and events are rows of the same batch. No torch here.
+"""One lookup for the tables of sequences, with samples and events as rows of the same batch. No torch here.
 
-A sequence's events must not be added up, yet their table is trained, sharded, cached and saved as one. So its tables
-have a collection of their own, in which every event is a bag of one id: behind the rows of the samples, the batch has
-a row for each event. A pooled lookup then gives both the pooled embeddings and those of every single event, from one
+A sequence's events must not be added up, yet their table is trained, sharded, cached and saved as a single one. So its
+tables have a separate collection, in which every event is a bag of one id: the batch has a row for each event after the
+rows of the samples. A pooled lookup then gives both the pooled embeddings and those of every single event, from one
 copy of the weights, by one exchange and one update. TorchRec's ``EmbeddingCollection`` would hold a second copy.
 Columns of one sequence are side by side in the same rows, so that nothing is padded.
 """
@@ -17,7 +17,7 @@ from pipeline.records.dataset import DatasetSchema
 
 @dataclass(frozen=True)
 class Segment:
-    """Rows of the lookup's batch: of all events of ``sequence``, or of all samples (""). ``columns``: by table."""
+    """Rows of the lookup's batch: all events of ``sequence``, or all samples (""). ``columns`` are by table."""
 
     sequence: str
     columns: Mapping[str, str]
@@ -32,7 +32,7 @@ class EventLookups:
 
     @property
     def events(self) -> tuple[Segment, ...]:
-        """Segments with one row an event."""
+        """The segments with one row per event."""
         return tuple(segment for segment in self.segments if segment.sequence)
 
     @property
@@ -51,14 +51,14 @@ def event_lookups(schema: DatasetSchema) -> EventLookups | None:
     if not tables:
         return None
     segments = []
-    # 1. The pooled features: segment i has the i-th feature of every table that has one.
+    # 1. Add the pooled features: segment i has the i-th feature of every table that has one.
     for i in range(max(len(table.features) for table in tables)):
         columns = {}
         for table in tables:
             if i < len(table.features):
                 columns[table.name] = table.features[i]
         segments.append(Segment("", columns))
-    # 2. The sequences: columns share a segment until two of them have the same table.
+    # 2. Add the sequences: columns share a segment until two of them have the same table.
     for sequence in schema.sequences:
         groups: list[dict[str, str]] = []
         for column in sequence.columns:

@@ -1,4 +1,4 @@
-"""Tables in memory pages of 2 MiB where Linux has them: lookups of rows in no order miss the TLB less.
+"""Puts tables into memory pages of 2 MiB where Linux has them, so that lookups of random rows miss the TLB less.
 
 Pages change where values lie, not the values. Nothing depends on them: where Linux refuses some, those stay small.
 """
@@ -18,10 +18,10 @@ from torch import Tensor
 from pipeline.embeddings.row_access import LocalShard
 
 LARGE_PAGE = 1 << 21
-# Bytes of one call of madvise, which first waits for all CPUs.
+# The bytes of one call of madvise, which first waits for all CPUs.
 _CHUNK = 32 * LARGE_PAGE
 _SMALL_PAGE = 4096
-# MADV_COLLAPSE, from Linux 6.1 on: copies the memory into large pages at once.
+# MADV_COLLAPSE, from Linux 6.1 on, copies the memory into large pages at once.
 _COLLAPSE = 25
 _MAP_NORESERVE = 0x4000
 _ENABLED = Path("/sys/kernel/mm/transparent_hugepage/enabled")
@@ -36,10 +36,10 @@ def large_pages(count: int) -> Tensor:
     try:
         memory = mmap.mmap(-1, count * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError:
-        # No such memory. torch's own error says so; this one reads as if a disk had failed.
+        # There is not enough memory. torch's own error says so; this one reads as if a disk had failed.
         return torch.zeros(count)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
+        with suppress(OSError):  # the kernel may lack large pages
             memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.float32, count=count)
 
@@ -48,7 +48,7 @@ def sparse_memory(count: int) -> Tensor:
     """Return float32 zeros [count] that take memory only where they are touched, however many they are."""
     if not count:
         return torch.empty(0)
-    # If it were reserved, Linux would count all of it as taken and refuse a table larger than memory.
+    # With a reservation, Linux would count all of it as taken and refuse a table larger than memory.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
     return torch.frombuffer(mmap.mmap(-1, count * 4, flags=flags), dtype=torch.float32, count=count)
 
@@ -56,10 +56,10 @@ def sparse_memory(count: int) -> Tensor:
 def use_large_pages(shards: Sequence[LocalShard], advise: Advise | None = None) -> int:
     """Move the rows and states of ``shards`` in host memory into large pages.
 
-    Call it when all rows have values: memory that was never touched would take room too. Linux copies a page at a time,
-    so it takes no more memory, and some 0.3 s a GiB. Shards on tier ssd stay as they are: their memory is as long as
-    the table, and few rows of it are used.
-    Returns how many bytes are in large pages now. ``advise`` stands in for madvise(2) in tests.
+    Call it when all rows have values: memory that was never touched would take room too. Linux copies one page at a
+    time, so it takes no more memory, and about 0.3 s per GiB. Shards on tier ssd stay as they are: their memory is as
+    long as the table, and few rows of it are used. Returns the number of bytes that are in large pages now. ``advise``
+    replaces madvise(2) in tests.
     """
     advise = advise or _madvise
     if not hasattr(mmap, "MADV_HUGEPAGE") or not _large_pages_allowed():
@@ -71,10 +71,10 @@ def use_large_pages(shards: Sequence[LocalShard], advise: Advise | None = None) 
             size = min(_CHUNK, last - address)
             error = advise(address, size, _COLLAPSE)
             if error == errno.EINVAL:
-                # Before Linux 6.1 a thread of the kernel does it in the background, which counts as 0 bytes.
+                # Before Linux 6.1 a kernel thread does it in the background, which counts as 0 bytes.
                 advise(address, size, mmap.MADV_HUGEPAGE)
             elif error == errno.ENOMEM:
-                # A memory limit leaves no room for a page, or memory is in too small pieces.
+                # A memory limit leaves no room for a page, or memory is too fragmented.
                 return moved
             elif not error:
                 moved += size
@@ -82,7 +82,7 @@ def use_large_pages(shards: Sequence[LocalShard], advise: Advise | None = None) 
 
 
 def _large_pages_allowed(enabled: Path = _ENABLED) -> bool:
-    # An operator may switch them off for memory that asks for them, too.
+    # An operator may switch large pages off even for memory that asks for them.
     with suppress(OSError):
         return "[never]" not in enabled.read_text()
     return False
@@ -96,7 +96,7 @@ def _madvise(address: int, size: int, advice: int) -> int:
 
 
 def _memory_ranges(shards: Sequence[LocalShard]) -> list[tuple[int, int]]:
-    # [start, stop) addresses, ascending. Tables of a kernel lie one behind the other, so they become one range.
+    # Returns ascending [start, stop) addresses. The tables of a kernel are adjacent, so they become one range.
     spans = []
     for shard in shards:
         if type(shard) is not LocalShard:

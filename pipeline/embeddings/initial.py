@@ -1,9 +1,9 @@
-"""Initial values of table rows: a function of seed, table and row alone, so the same on any sharding.
+"""Initial values of table rows: a function of seed, table and row alone, so they are the same on any sharding.
 
-``initial_rows`` gives consecutive rows. ``rows_at`` gives the same values for scattered rows, computed when a row is
-first used, so that a table of any size starts at once: the generator is counter-based. NumPy has no call for scattered
-counters, so Philox4x64-10 is computed here for all wanted rows at once (Salmon et al., "Parallel Random Numbers: As
-Easy as 1, 2, 3", SC'11, section 3.3).
+``initial_rows`` returns consecutive rows. ``rows_at`` returns the same values for scattered rows, computed when a row
+is first used, so that a table of any size starts at once: the generator is counter-based. NumPy has no call for
+scattered counters, so Philox4x64-10 is computed here for all wanted rows at once (Salmon et al., "Parallel Random
+Numbers: As Easy as 1, 2, 3", SC'11, section 3.3).
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _ROUNDS = 10
 _MULTIPLIERS = (np.uint64(0xD2E7470EE14C6C93), np.uint64(0xCA5A826395121157))
 _WEYL = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B))
 _LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
-# A block of the generator: four 64-bit numbers, two float32 of each.
+# The floats of a block of the generator: four 64-bit numbers give two float32 each.
 _FLOATS = 8
-# Rows computed at a time: the intermediate numbers stay in the second-level cache.
+# Floats of the rows that are computed at a time: the intermediate numbers stay in the second-level cache.
 _PIECE_FLOATS = 1 << 17
 
 
 def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> Tensor:
     """Return the initial values of rows [start, stop): [stop - start, dim], uniform in +-``table.initial_bound``.
 
-    A function of (seed, table, global row) alone: each block of ``INIT_BLOCK_ROWS`` rows has a
-    counter-based generator of its own, so any range costs at most two blocks more than itself.
+    They are a function of (seed, table, global row) alone: each block of ``INIT_BLOCK_ROWS`` rows has its own
+    counter-based generator, so a range costs at most two blocks more than itself.
     """
     bound = table.initial_bound
     parts = [np.empty((0, table.dim), np.float32)]
@@ -44,7 +44,7 @@ def initial_rows(seed: int, table: TableSpec, start: int, stop: int) -> Tensor:
         values = generator.random((size, table.dim), dtype=np.float32)
         parts.append(values[max(start - first, 0) : stop - first])
     flat = np.concatenate(parts)
-    # numpy, not torch: blocks are small, and threads for them would wait for one another.
+    # Use NumPy rather than torch: blocks are small, and threads for them would wait for one another.
     flat *= np.float32(2 * bound)
     flat -= np.float32(bound)
     return torch.from_numpy(flat)
@@ -56,12 +56,12 @@ def block_key(seed: int, table: TableSpec, block: int) -> bytes:
 
 
 def rows_at(seed: int, table: TableSpec, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    """Return what ``initial_rows`` gives scattered rows: float32 [n, dim].
+    """Return the values that ``initial_rows`` gives for scattered rows: float32 [n, dim].
 
     Args:
-        seed: Of the training.
-        table: Whose rows they are.
-        rows: Their global numbers, int64 [n], in any order.
+        seed: The seed of the training.
+        table: The table of the rows.
+        rows: The global row numbers, int64 [n], in any order.
     """
     step = max(1, _PIECE_FLOATS // table.dim)
     parts = [np.empty((0, table.dim), np.float32)]
@@ -71,21 +71,21 @@ def rows_at(seed: int, table: TableSpec, rows: NDArray[np.int64]) -> NDArray[np.
 
 
 def _rows_of_piece(seed: int, table: TableSpec, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-    # 1. The generator of each row's block, and the counters of the numbers that the row has.
+    # 1. Find the generator of each row's block, and the counters of the numbers that the row has.
     blocks, places = np.divmod(rows, INIT_BLOCK_ROWS)
     unique, inverse = np.unique(blocks, return_inverse=True)
     words = b"".join(block_key(seed, table, int(block)) for block in unique)
     keys = np.frombuffer(words, dtype="<u8").astype(np.uint64).reshape(-1, 2)[inverse]
     first, skip = np.divmod(places * table.dim, _FLOATS)
     count = -(-(table.dim + int(skip.max(initial=0))) // _FLOATS)
-    # NumPy counts before it computes: its first block has counter 1.
+    # NumPy increments the counter before it computes, so its first block has counter 1.
     counters = (first[:, None] + np.arange(1, count + 1)).astype(np.uint64)
-    # 2. Two floats of each 64-bit word, of its halves' 24 highest bits: uniform in [0, 1).
+    # 2. Make two floats of each 64-bit word, from the 24 highest bits of its halves: uniform in [0, 1).
     words64 = np.stack(_philox(counters, keys[:, :1], keys[:, 1:]), axis=-1)
     halves = np.stack([words64 & _LOW, words64 >> _HALF], axis=-1).astype(np.uint32)
     floats = (halves >> np.uint32(8)).astype(np.float32) * np.float32(2**-24)
     flat = floats.reshape(len(rows), count * _FLOATS)
-    # 3. A row may begin in the middle of a block of the generator.
+    # 3. Cut out the rows, which may begin in the middle of a block of the generator.
     if skip.any():
         flat = np.take_along_axis(flat, skip[:, None] + np.arange(table.dim), axis=1)
     bound = table.initial_bound
@@ -107,7 +107,7 @@ def _philox(counters: U64, low: U64, high: U64) -> tuple[U64, U64, U64, U64]:
 
 
 def _multiply_128(factor: np.uint64, values: U64) -> tuple[U64, U64]:
-    # High and low 64 bits of the 128-bit products, by schoolbook multiplication of 32-bit halves.
+    # Returns high and low 64 bits of the 128-bit products, by schoolbook multiplication of 32-bit halves.
     f0, f1 = factor & _LOW, factor >> _HALF
     v0, v1 = values & _LOW, values >> _HALF
     middle = v1 * f0 + (v0 * f0 >> _HALF)

@@ -1,4 +1,4 @@
-"""How long the rows of embedding tables are: histograms of their norms, from a sample of each table's rows."""
+"""Measures the lengths of embedding rows: histograms of their norms, from a sample of each table's rows."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from pipeline.embeddings.row_access import RowAccess
 from pipeline.embeddings.tables import TableSpec
 
-# The most rows that are sampled of a table; they are evenly spaced, and the same ones each time.
+# The most rows that are sampled from a table; they are evenly spaced, and the same ones each time.
 MOST_ROWS = 2048
 # Bins are half octaves: bin i holds norms from 2^(i / 2) up to 2^((i + 1) / 2). Shorter rows are in the first one.
 LOWEST, HIGHEST = -48, 47
 
 
 def sampled(table: TableSpec) -> Tensor:
-    """Return the global row numbers (int64) of the sample of ``table``; all of them where they are few."""
+    """Return the global row numbers (int64) of the sample of ``table``; all of them if they are few."""
     if table.rows <= MOST_ROWS:
         return torch.arange(table.rows)
     return torch.linspace(0, table.rows - 1, MOST_ROWS, dtype=torch.float64).long()
@@ -29,8 +29,7 @@ def sampled(table: TableSpec) -> Tensor:
 def squared_norms(access: RowAccess) -> Tensor:
     """Return what this rank's columns add to the squared norms of the sampled rows, one table after another.
 
-    The sum over all ranks is the squared norms, however the tables are sharded.
-    float64, on the CPU.
+    The sum over all ranks is the squared norms, however the tables are sharded. The result is float64, on the CPU.
     """
     rows, squares = {}, {}
     for name, table in access.tables.items():
@@ -54,13 +53,13 @@ def histograms(tables: Mapping[str, TableSpec], squares: Tensor) -> dict[str, di
         squares: The sum of ``squared_norms`` over all ranks.
 
     Returns:
-        By table the sample's ``rows``, ``smallest``, ``mean`` and ``largest`` norm, the ``mean_square``, and ``counts``
-        by bin, the first of which is bin ``low``.
+        For each table, the sample's ``rows``, ``smallest``, ``mean`` and ``largest`` norm, the ``mean_square``, and
+        ``counts`` by bin, the first of which is bin ``low``.
     """
     by_table = {}
     parts = squares.cpu().split([len(sampled(table)) for table in tables.values()])
     for name, part in zip(tables, parts, strict=True):
-        # Guards report rows that are not finite; a record has no numbers for them.
+        # Guards report rows that are not finite; a JSON record has no numbers for them.
         finite = part[part.isfinite()].numpy()
         if len(finite):
             by_table[name] = _histogram(finite)

@@ -1,4 +1,4 @@
-"""The rows of a sharded model, by table name and global row number, and the shards of them that a rank has."""
+"""The rows of a sharded model, by table name and global row number, and this rank's shards of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.records.plan import ShardPlan
 from pipeline.specs.optimizers import StateColumn
 
 Places = slice | Tensor
-# Rows that are reset at a time, which bounds the memory for their new values.
+# The number of rows that are reset at a time, which bounds the memory for their new values.
 _RESET_ROWS = 1 << 18
 
 
@@ -31,8 +31,8 @@ class LocalShard:
     """Rows [row, row + rows) and columns [column, column + columns) of ``table`` on this rank.
 
     ``weight`` [rows, columns] and ``state``, by name [rows] or [rows, columns], are float32 views of the live storage.
-    ``owner``: false on all ranks but one that hold a data-parallel replica. ``Places`` are row numbers relative to the
-    shard.
+    Of the ranks that hold a data-parallel replica, ``owner`` is true on only one; other shards are always owned.
+    ``Places`` are row numbers relative to the shard.
     """
 
     table: str
@@ -46,7 +46,7 @@ class LocalShard:
 
     @property
     def device(self) -> torch.device:
-        """Where lookups read the rows."""
+        """The device on which lookups read the rows."""
         return self.weight.device
 
     def copy(self, places: Places, weight: Tensor, state: Mapping[str, Tensor]) -> None:
@@ -58,16 +58,16 @@ class LocalShard:
     def scratch(self) -> Tensor | None:
         """Return float32 on disk with room for a copy of all rows and states; None where copies go to memory.
 
-        GuardError where the disk has no room.
+        Raises GuardError if the disk has no room.
         """
         return None
 
     def put(
         self, places: Places, weight: Tensor, state: Mapping[str, Tensor], column: int = 0, *, add: bool = False
     ) -> None:
-        """Overwrite the columns from ``column`` on of the rows at ``places``, each once, and the given states.
+        """Overwrite columns from ``column`` on of the rows at ``places``, each given once, and the given states.
 
-        ``add``: add to the states of whole rows, [n], instead of overwriting them.
+        With ``add``, states of whole rows, [n], are added to instead of overwritten.
         """
         part = slice(column, column + weight.shape[1])
         self.weight[places, part] = weight.to(self.weight)
@@ -82,7 +82,7 @@ class LocalShard:
                 current[places] = values
 
     def begin(self, table: TableSpec, seed: int) -> None:
-        """Give all rows their initial values, and zeros as state."""
+        """Set all rows to their initial values, and their state to zeros."""
         for start in range(self.row, self.row + self.rows, INIT_BLOCK_ROWS):
             stop = min(start + INIT_BLOCK_ROWS, self.row + self.rows)
             values = initial_rows(seed, table, start, stop)[:, self.column : self.column + self.columns]
@@ -110,8 +110,8 @@ def columns_of(state: Mapping[str, Tensor], columns: slice) -> dict[str, Tensor]
     """Cut the ``state`` of n rows to ``columns``.
 
     Args:
-        state: By name, [n, k] with a number for each value of a row, or [n], which stays as it is.
-        columns: Which of the k columns to keep.
+        state: States by name, [n, k] with a number for each value of a row, or [n], which stays as it is.
+        columns: The columns to keep of the k.
     """
     parts = {}
     for name, values in state.items():
@@ -128,7 +128,7 @@ class RowStore(Protocol):
     the ids of coming batches to ``prefetch`` and calls ``check`` before each step.
     """
 
-    # Whether kernels have memory for some rows of a table only, which change from batch to batch.
+    # Whether kernels have memory only for some rows of a table, which change from batch to batch.
     cached: bool
 
     @property
@@ -146,27 +146,27 @@ class RowStore(Protocol):
         ...
 
     def building_kernels(self) -> AbstractContextManager[None]:
-        """While entered, TorchRec builds kernels with the memory of ``provide_memory``."""
+        """Have TorchRec build kernels with the memory of ``provide_memory`` while the context is open."""
         ...
 
     def attach(self, dmp: DistributedModelParallel) -> None:
-        """Turn the row numbers of the sharded model's lookups into places in that memory."""
+        """Turn the row numbers of the sharded model's lookups into positions in that memory."""
         ...
 
     def prefetch(self, ids: Mapping[str, NDArray[np.int64]]) -> None:
-        """Bring the rows of a coming global batch into memory. ``ids``: row numbers by table. Returns at once."""
+        """Start bringing the rows of a coming global batch into memory. ``ids`` has row numbers by table."""
         ...
 
     def check(self) -> None:
-        """Raise what went wrong with the store since the last step."""
+        """Raise the errors of the store since the last step."""
         ...
 
     def take_counts(self) -> list[float]:
-        """Return what was counted since the last call; the sums over the ranks have names (``ssd.diagnostics``)."""
+        """Return the counts since the last call; ``ssd.diagnostics`` names their sums over the ranks."""
         ...
 
     def shortcomings(self) -> list[tuple[str, str]]:
-        """Return the features that make the store fast and that the machine refuses, each with what to change."""
+        """Return the features for a fast store that the machine refuses, each with what to change."""
         ...
 
     def local_shard(self, table: str, owner: bool, states: Sequence[StateColumn]) -> LocalShard:
@@ -177,8 +177,8 @@ class RowStore(Protocol):
 class RowAccess:
     """The rows of a sharded model on this rank, on any tier, and the ``rules`` by which its tables learn.
 
-    ``tables``: all tables of the model, on whichever ranks they are; None reads them from the collections, where every
-    rank has all of them.
+    ``tables`` are all tables of the model, on whichever ranks they are; None reads them from the collections, where
+    every rank has all of them.
     """
 
     def __init__(self, dmp: DistributedModelParallel, tables: Sequence[TableSpec] | None = None) -> None:
@@ -199,7 +199,7 @@ class RowAccess:
     def local_shards(self) -> list[LocalShard]:
         """Return every non-empty shard of this rank, ordered by (table, row, column).
 
-        Views stay valid as long as the model. Of a table with a device cache they stay valid until its next lookup:
+        Views stay valid as long as the model. Views of a table with a device cache stay valid until its next lookup:
         this call writes the cache back and empties it.
         """
         order = {name: i for i, name in enumerate(self.tables)}
@@ -218,7 +218,7 @@ class RowAccess:
                     row, column = metadata.shard_offsets
                     owner = True
                 else:
-                    # A data-parallel replica: its owners are spread over the ranks.
+                    # The table is a data-parallel replica. Ownership of replicas is spread over the ranks.
                     row = column = 0
                     owner = order[name] % ranks == rank
                 if self._store is not None and name in self._store.tables:
@@ -231,16 +231,16 @@ class RowAccess:
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Fill every row from (seed, table, global row) and zero the optimizer state: the same on any sharding."""
+        """Fill rows by (seed, table, global row), which is the same on any sharding, and zero the optimizer state."""
         for shard in self.local_shards():
             shard.begin(self.tables[shard.table], seed)
 
 
 @torch.no_grad()
 def reset_rows(access: RowAccess, table: str, rows: np.ndarray, seed: int) -> None:
-    """Give the global ``rows`` (int64 [n], each once) of ``table`` their initial values and zero their optimizer state.
+    """Reset the global ``rows`` (int64 [n], each once) of ``table`` to initial values, and optimizer state to 0.
 
-    Writes the rows of this rank's shards and replicas alone: call it on every rank. ``seed``: of the training.
+    Only writes rows of this rank's shards and replicas, so call it on every rank. ``seed`` is that of the training.
     """
     spec = access.tables[table]
     for shard in access.local_shards():

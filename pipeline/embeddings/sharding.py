@@ -1,4 +1,4 @@
-"""From our plan to TorchRec's, and from a model to its sharded form."""
+"""Converts our plan to TorchRec's, and shards a model by it."""
 
 from __future__ import annotations
 
@@ -43,17 +43,17 @@ from pipeline.records.plan import Plan, ShardPlan, TablePlan
 from pipeline.specs.optimizers import FLOAT, TableOptimizer
 
 _REPLAN = "nightjar plan force=true rebuilds the plan"
-# Values that a CUDA kernel moves at once.
+# The number of values that a CUDA kernel moves at once.
 _WIDTH_STEP = 4
-# The group of all ranks, and that of this one alone, which a process makes once.
+# The group of all ranks, and the group of this rank alone, which a process makes once.
 _group_of_one: tuple[object, dist.ProcessGroup] | None = None
 
 
 @dataclass(frozen=True)
 class TableRanks:
-    """The global ``ranks`` that share a model's tables and their process group, where these are not all ranks.
+    """The global ``ranks`` that share a model's tables and their process group, if these are not all ranks.
 
-    ``unshared``: parameters, by a prefix of their names, whose gradients are not averaged over all ranks.
+    ``unshared`` has name prefixes of parameters whose gradients are not averaged over all ranks.
     """
 
     ranks: tuple[int, ...]
@@ -66,7 +66,7 @@ def to_sharding_plan(
 ) -> ShardingPlan:
     """Return TorchRec's form of ``plan`` for the collection at ``module_path``, for every sharding type.
 
-    On CPU every table but the data-parallel ones gets the fused kernel.
+    On CPU every table except data-parallel ones gets the fused kernel.
 
     Args:
         plan: Our plan.
@@ -158,8 +158,8 @@ def _parameter_sharding(table: TablePlan, plan: Plan, table_ranks: Sequence[int]
 def _find_collections(
     model: nn.Module, plan: Plan, paths: str | Sequence[str], device: torch.device, workers: Workers | None
 ) -> dict[str, EmbeddingBagCollection]:
-    # PlanError where ``plan`` is for other tables, ranks or devices than those of ``model``, or has tables on the ranks
-    # of ``workers``, which hold none.
+    # Raises PlanError if ``plan`` is for other tables, ranks or devices than those of ``model``, or has tables on the
+    # ranks of ``workers``, which hold none.
     if plan.world_size != dist.get_world_size():
         raise PlanError(
             f"the plan is for {plan.world_size} ranks, but {dist.get_world_size()} are running",
@@ -218,10 +218,10 @@ def _check_optimizer(plan: Plan, rules: TableRules) -> None:
 
 @contextmanager
 def any_width(device: torch.device) -> Iterator[None]:
-    """Inside, kernels of ``device`` are built for tables of any width, if it is a CPU.
+    """Allow kernels of ``device`` for tables of any width inside, if it is a CPU.
 
-    TorchRec and FBGEMM refuse widths that CUDA kernels cannot move, on every device, although CPU kernels take them
-    all. On a GPU ``config.checks`` refuses such a width before anything starts.
+    On every device, TorchRec and FBGEMM refuse widths that CUDA kernels cannot move, although CPU kernels accept all
+    widths. On a GPU ``config.checks`` refuses such a width before anything starts.
     """
     if device.type != "cpu":
         yield
@@ -229,7 +229,7 @@ def any_width(device: torch.device) -> Iterator[None]:
     check, layout = torchrec._assert_local_cols_divisible_by_4, fbgemm.construct_split_state
 
     def host_layout(specs: Sequence[Any], rowwise: bool, *args: Any, **kwargs: Any) -> Any:
-        # ``specs``: rows, width, .. of each table. The result says where their values begin in host memory.
+        # ``specs`` has rows, width, etc. of each table. The result says where their values begin in host memory.
         if all(width % _WIDTH_STEP == 0 for _, width, *_ in specs):
             return layout([*specs], rowwise, *args, **kwargs)
         offsets, size = [], 0
@@ -263,14 +263,15 @@ def shard_model(
 ) -> DistributedModelParallel:
     """Shard the collections at ``module_path`` of ``model`` by ``plan``; DDP wraps the rest. Collective.
 
-    One rank alone gets no DDP, nor does a model that is not ``trained``. TorchRec fills the shards anew on CPU:
+    A single rank gets no DDP, nor does a model that is not ``trained``. TorchRec fills the shards anew on CPU, so
     initialise or restore them afterwards. The learning rate is 0 until ``set_sparse_lr``.
 
     Args:
-        among: The ranks of the collection's tables, where ``plan`` has these tables alone.
+        among: The ranks of the collection's tables, if ``plan`` has only these tables.
         codecs: What compresses embeddings, by TorchRec's name of a collective.
-        row_store: The rows of the tables on tier ssd, open as long as the model.
-        workers: The ranks that train the rest, where these are not all.
+        row_store: The rows of the tables on tier ssd, which stays open as long as the model.
+        workers: The ranks that train the rest, if these are not all.
+        trained: Whether the model will take steps; False for one that only scores, with rows of a checkpoint.
 
     Raises:
         PlanError: Plan, model and ranks do not match, or ``optimizer`` cannot train a table on its tier.
@@ -286,20 +287,20 @@ def shard_model(
     rules = as_rules(optimizer)
     _check_optimizer(plan, rules)
 
-    # 2. Give the tables what TorchRec builds their kernels from: optimizers, groups of tables, memory.
-    # A single rank has all tables, and the CPU's threads to itself.
+    # 2. Give the tables what TorchRec builds their kernels from: optimizers, groups of tables, memory. A rank that has
+    # all tables also has the CPU's threads to itself.
     single = plan.world_size == 1 or (among is not None and not trained)
     threaded = single and device.type == "cpu" and row_store is None and rules.all_fused(plan.device)
     weighted: set[str] = set()
     for collection in collections.values():
         weighted |= _prepare_tables(collection, rules, plan.device, row_store, threaded=threaded)
 
-    # 3. Shard.
+    # 3. Shard the model.
     sharder_class, ranks, env = EmbeddingBagCollectionSharder, None, None
     if among:
         sharder_class, ranks = _GroupSharder, among.ranks
         env = group_env(len(ranks), ranks.index(dist.get_rank()), among.group)
-    # Behind the reader's check of row numbers: by default the kernels read row 0 for a wrong row number.
+    # The reader checks row numbers, too; by default, the kernels would read row 0 for a wrong one.
     fused_params = {"bounds_check_mode": BoundsCheckMode.FATAL}
     sharder = sharder_class(fused_params=fused_params, qcomm_codecs_registry=codecs)
     with row_store.building_kernels() if row_store is not None else nullcontext(), any_width(device):
@@ -314,10 +315,9 @@ def shard_model(
         )
 
     # 4. Put our own lookups and optimizers into the kernels. Data-parallel tables learn in `ReplicaOptimizer.step`, all
-    #    others in the backward pass: by FBGEMM, on a CPU by `compile_tables`, and where neither can by `RowOptimizer`.
-    #    In this order, since each wraps what the ones before it left. Callers go on: `bypass_exchange` and
-    #    `ThreadedLookup` replace the collection's forward, `TouchedRows` marks row numbers before they become slots,
-    #    and `clip_table_gradients` bounds gradients before rows learn from them.
+    # others in the backward pass: by FBGEMM, on a CPU by `compile_tables`, else by `RowOptimizer`. The order matters:
+    # each wraps what the previous ones left. Callers add `bypass_exchange` and `ThreadedLookup` (the collection's
+    # forward), `TouchedRows` (row numbers before they become slots) and `clip_table_gradients` (before rows learn).
     compile_tables(dmp, rules, plan.device, weighted)
     if not rules.all_fused(plan.device):
         learn_by_rows(dmp, rules, plan.device, on_disk)
@@ -339,7 +339,7 @@ def _prepare_tables(
     if collection.is_weighted():
         weighted = {config.name for config in collection.embedding_bag_configs()}
     if threaded and (weighted or not compiled_on(rules.common, device)):
-        # FBGEMM's kernels use one thread each, and the compiled ones take no weights.
+        # FBGEMM's kernels use one thread each, and the compiled ones accept no weights.
         divide_tables(list(collection.parameters()), torch.get_num_threads())
     if row_store is not None:
         row_store.provide_memory(collection, rules)
@@ -374,12 +374,12 @@ def _data_parallel_wrapper(
 class _GroupCollection(ShardedEmbeddingBagCollection):
     def reset_parameters(self) -> None:
         # TorchRec would broadcast the initial replicas from global rank 0, which a group may lack. Kernels keep the
-        # values that they were made with: ``RowAccess`` fills every row anyway.
+        # values that they were made with, since ``RowAccess`` fills every row anyway.
         pass
 
 
 class _GroupSharder(EmbeddingBagCollectionSharder):
-    # Like TorchRec's ``shard`` except for the class.
+    # This ``shard`` does the same as TorchRec's, except for the class of the collection.
 
     def shard(
         self,
@@ -401,17 +401,17 @@ class _GroupSharder(EmbeddingBagCollectionSharder):
 
 
 def whole_tables_pay(plan: Plan, hardware: HardwareConfig, rows: int) -> bool:
-    """Return whether each rank should have all tables to score ``rows`` rows of its own, with an untrained model.
+    """Return whether each rank should have all tables to score ``rows`` rows of its own, without training.
 
-    They must fit into the host memory of a rank beside what the plan reserves, and have fewer values than are looked
-    up. CPUs alone: tables on SSD, GPUs and embedding hosts stay as they are planned.
+    The tables must fit into the host memory of a rank beside what the plan reserves, and have fewer values than are
+    looked up. This is for CPUs only: tables on SSD, GPUs and embedding hosts stay as planned.
     """
     tables = plan.tables.values()
     if plan.device != "cpu" or hardware.embedding_hosts or any(table.tier != "ddr" for table in tables):
         return False
     reserved = max((sum(rank.values()) for rank in plan.reserved), default=0)
     needed = reserved + sum(table.bytes for table in tables)
-    # A row that a rank restores costs about what an embedding costs that it exchanges, and no batch waits for others.
+    # Restoring a row costs about as much as exchanging an embedding, and no batch waits for others.
     restored = sum(table.rows * table.dim for table in tables)
     exchanged = rows * sum(table.dim for table in tables)
     return needed <= hardware.ddr_gib * GIB and restored <= exchanged

@@ -1,8 +1,8 @@
-"""Lookups of one rank that has all tables: no exchange between ranks, and kernels side by side on threads.
+"""Lookups of a single rank with all tables: no exchange between ranks, and kernels in parallel on threads.
 
 Ids go straight to the kernels, and pooled embeddings straight back. FBGEMM's CPU kernels use one thread each, so the
-tables are divided over several kernels, and a kernel's forward and backward pass run in a thread of a pool. Tables do
-not share rows, so the results are the same to the bit as one after the other.
+tables are divided among several kernels, and a kernel's forward and backward pass run in a thread of a pool. Tables do
+not share rows, so the results are bitwise the same as one after the other.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from pipeline.embeddings.tables import sharded_collections
 
 # Sharding types whose exchange changes nothing on one rank; the others split rows or columns.
 _WHOLE_TABLE_SHARDINGS = {"table_wise", "data_parallel"}
-# Tables of different values get kernels of their own; TorchRec drops the key before it makes them.
+# Tables with different values of this key get separate kernels; TorchRec drops the key before it builds them.
 _BATCH_KEY = "_batch_key"
 
 
 def separate_kernel(parameters: Sequence[nn.Parameter], kind: str) -> None:
-    """Have TorchRec make a kernel of its own of the tables with these ``parameters``, which are of one ``kind``.
+    """Have TorchRec build a separate kernel of the tables with these ``parameters``, which are of one ``kind``.
 
     Call it after the optimizer is fused and before the tables are sharded.
     """
@@ -42,10 +42,10 @@ def separate_kernel(parameters: Sequence[nn.Parameter], kind: str) -> None:
 
 
 def divide_tables(parameters: Sequence[nn.Parameter], parts: int) -> None:
-    """Have TorchRec make up to ``parts`` kernels of tables. Call it between fusing the optimizer and sharding.
+    """Have TorchRec build up to ``parts`` kernels of tables. Call it between fusing the optimizer and sharding.
 
     Args:
-        parameters: Those of the tables; neighbours stay together.
+        parameters: The parameters of the tables; neighbours stay together.
     """
     # Parts differ by at most one table: their kernels run at the same time, and a step waits for the slowest.
     parts = min(parts, len(parameters))
@@ -54,10 +54,10 @@ def divide_tables(parameters: Sequence[nn.Parameter], parts: int) -> None:
 
 
 def bypass_exchange(dmp: DistributedModelParallel) -> bool:
-    """Have ``dmp`` on one rank call its kernels without TorchRec's exchange of ids and embeddings.
+    """Make ``dmp`` on one rank call its kernels without TorchRec's exchange of ids and embeddings.
 
-    TorchRec sends them through collectives even to the same rank. Returns False, and changes nothing, where the model
-    has tables whose exchange does more.
+    TorchRec sends them through collectives even to the same rank. Returns False, and changes nothing, if the model has
+    tables whose exchange does more.
     """
     collections = list(sharded_collections(dmp).values())
     if not all(_WHOLE_TABLE_SHARDINGS.issuperset(collection._sharding_types) for collection in collections):
@@ -68,7 +68,7 @@ def bypass_exchange(dmp: DistributedModelParallel) -> bool:
 
 
 def looked_up(dmp: DistributedModelParallel) -> list[nn.Module]:
-    """Return the modules that look up tables, one after the other: kernels, and ``ThreadedLookup``s of several."""
+    """Return the modules that look up tables one after the other: kernels, and ``ThreadedLookup``s of several."""
     modules: list[nn.Module] = []
     for collection in sharded_collections(dmp).values():
         for lookup in getattr(collection.forward, "lookups", collection._lookups):
@@ -101,7 +101,7 @@ class _LocalForward:
     def __call__(self, features: KeyedJaggedTensor) -> Any:
         collection = self._collection
         if collection._has_uninitialized_input_dist:
-            # The first batch: TorchRec checks it and finds the order of features.
+            # On the first batch, TorchRec checks the features and finds their order.
             return self._torchrec_forward(features)
         with torch.no_grad():
             if collection._has_features_permute:
@@ -110,7 +110,7 @@ class _LocalForward:
             if len(self.lookups) > 1:
                 parts = features.split(collection._feature_splits)
         pooled = [lookup(part) for lookup, part in zip(self.lookups, parts, strict=True)]
-        # A single lookup's embeddings need no copy.
+        # The embeddings of a single lookup need no copy.
         values = pooled[0] if len(pooled) == 1 else torch.cat(pooled, dim=1)
         return KeyedTensor(
             keys=collection._embedding_names, length_per_key=collection._embedding_dims, values=values, key_dim=1
@@ -120,19 +120,19 @@ class _LocalForward:
 class ThreadedLookup(nn.Module):
     """forward(features) -> pooled embeddings [B, sum of widths] of ``kernels``, which run at once, a thread each.
 
-    ``splits``: the number of features of each kernel.
+    ``splits`` has the number of features of each kernel.
     """
 
     def __init__(self, kernels: Sequence[nn.Module], splits: Sequence[int]) -> None:
         super().__init__()
-        # A plain list: their owner has them as modules.
+        # Use a plain list, since the kernels' owner has them as modules.
         self._kernels, self._splitter = list(kernels), _FeatureSplitter(splits)
         self._pool = ThreadPoolExecutor(len(kernels), thread_name_prefix="nightjar-lookup")
         self._anchor = torch.zeros(0, requires_grad=True)
         _start_threads(self._pool, len(kernels))
 
     def forward(self, features: KeyedJaggedTensor) -> Tensor:
-        """Look up ``features``: those of all kernels in their order."""
+        """Look up ``features``, which are those of all kernels in their order."""
         training = torch.is_grad_enabled()
 
         def look_up(kernel: nn.Module, features: KeyedJaggedTensor) -> Tensor:
@@ -145,7 +145,7 @@ class ThreadedLookup(nn.Module):
 
 
 class _FeatureSplitter:
-    """Splits features by kernel. Batches with one id a sample share their lengths, which are split only once."""
+    """Splits features by kernel. Batches with one id per sample share their lengths, which are split only once."""
 
     def __init__(self, splits: Sequence[int]) -> None:
         self._splits = list(splits)
@@ -160,7 +160,7 @@ class _FeatureSplitter:
         if features.lengths() is not self._lengths:
             self._parts = features.split(self._splits)
             self._ends = list(itertools.accumulate(part.values().numel() for part in self._parts))
-            # The kernels want int64.
+            # The kernels require int64.
             self._offsets = [part.offsets().long() for part in self._parts]
             self._lengths = features.lengths()
             return self._parts
@@ -197,9 +197,9 @@ def _start_threads(pool: ThreadPoolExecutor, count: int) -> None:
         torch.set_flush_denormal(True)
         barrier.wait()
 
-    # All are submitted before the first is waited for: no thread passes the barrier alone.
+    # Submit all before waiting for the first, since no thread passes the barrier alone.
     started = [pool.submit(start) for _ in range(count)]
     for future in started:
         future.result()
-    # ``set_num_threads`` in one thread also sets what threads that begin later get.
+    # ``set_num_threads`` in one thread also applies to threads that begin later, so restore the number.
     torch.set_num_threads(threads)

@@ -1,4 +1,14 @@
-"""The optimizers of tables, ``train.sparse_optimizer``, and which table has which. No torch at import."""
+"""The optimizers of tables, ``train.sparse_optimizer``, and which table has which. No torch at import.
+
+The formula of a table's optimizer is applied in one of four places, which ``sharding.shard_model`` chooses by kernel:
+
+- By FBGEMM's kernel (``fused``), on the ``devices`` where it has one.
+- On a CPU, instead of such a kernel, by the compiled kernels ``steps``, which look up as well: ``compiled`` names their
+  method (``compiled_tables.CompiledTables``).
+- Where FBGEMM has no kernel, after its lookup (``table_training.RowOptimizer``): on a CPU by the compiled kernels
+  ``rowsteps``, whose formula is ``compiled_step``, otherwise by ``update``, which gets the rows that a batch touched.
+- In data-parallel tables by ``update``, after the backward pass (``table_training.ReplicaOptimizer``).
+"""
 
 from __future__ import annotations
 
@@ -209,7 +219,7 @@ class Ftrl(TableOptimizer):
 
     def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
         if not lr:
-            # As in ``update``: the formula would divide by it.
+            # At a rate of 0 nothing moves, as in ``update``; the formula would divide by it.
             return None
         return CompiledStep("ftrl", (lr, self.l1, self.l2, self.beta, -1.0 / lr))
 
@@ -262,7 +272,7 @@ class Frozen(TableOptimizer):
 class MaxNormOptimizer(TableOptimizer):
     """``inner``, after which no row that it moved is longer than ``norm``: a longer one is scaled down.
 
-    FBGEMM's CPU kernels ignore a limit without a word, so no kernel is fused, and rows are updated by rows.
+    FBGEMM's CPU kernels silently ignore a limit, so no kernel is fused, and the tables learn row by row.
     """
 
     inner: TableOptimizer
@@ -295,9 +305,9 @@ class MaxNormOptimizer(TableOptimizer):
 
 @dataclass(frozen=True)
 class TableRules:
-    """``common``: the optimizer of all tables but those of ``own``, by name.
+    """The optimizers of all tables: ``common``, except for the tables in ``own``, by name.
 
-    ``rates``: the learning rates of tables that have their own, after the warm-up.
+    ``rates`` are the learning rates of tables that have their own, after the warm-up.
     """
 
     common: TableOptimizer

@@ -1,4 +1,14 @@
-"""How the tables of a sharded model train: in the backward pass by FBGEMM or by rows, and over replicas."""
+"""How the tables of a sharded model train: in the backward pass by FBGEMM or by rows, and over replicas.
+
+Most tables are too large for a gradient of their size. A table learns in one of three ways:
+
+- A *fused* kernel of FBGEMM gets the gradient of the embeddings that it returned and, still in the backward pass,
+  applies the optimizer to the rows that were looked up (``fuse_optimizer``). On a CPU ``compiled_tables.py`` may take
+  its place.
+- Where FBGEMM has no kernel of the optimizer, ``RowOptimizer`` does the same after a kernel that only looks up.
+- A *data-parallel* table is an ordinary parameter, whole on every rank (a *replica*), with a dense gradient that DDP
+  averages. ``ReplicaOptimizer`` applies it after the backward pass.
+"""
 
 from __future__ import annotations
 
@@ -26,16 +36,17 @@ from pipeline.specs.optimizers import StateColumn, TableOptimizer
 
 
 def fuse_optimizer(collection: EmbeddingBagCollection, rules: TableRules, device: str) -> None:
-    """Have the optimizer of every table of ``collection`` train it inside the backward pass, once it is sharded.
+    """Make the optimizer of every table of ``collection`` train it inside the backward pass, once it is sharded.
 
-    The learning rate is 0 until ``set_sparse_lr``. Where FBGEMM has no kernel of an optimizer for ``device``, the
-    kernel only looks up, and ``learn_by_rows`` does the rest.
+    The learning rate is 0 until ``set_sparse_lr``. If FBGEMM has no kernel of an optimizer for ``device``, the kernel
+    only looks up, and ``learn_by_rows`` does the rest.
     """
     by_kind: dict[str, list[str]] = {}
     for name in collection.embedding_bags:
         by_kind.setdefault(rules.kind(name), []).append(name)
     for kind, names in by_kind.items():
         optimizer = rules.of(names[0])
+        # TorchRec requires a class in any case. FBGEMM's backward pass never runs for a kernel that only looks up.
         optimizer_class: type[torch.optim.Optimizer] = torch.optim.SGD
         settings: dict[str, Any] = {}
         if optimizer.fused_on(device):
@@ -44,8 +55,8 @@ def fuse_optimizer(collection: EmbeddingBagCollection, rules: TableRules, device
         for name in names:
             parameter = collection.embedding_bags[name].weight
             parameters.append(parameter)
-            # As torch's _apply_optimizer_in_backward, but no optimizer is made for a parameter on the meta device,
-            # whose first state has torch import its symbolic shapes for a quarter of a second.
+            # This does what torch's _apply_optimizer_in_backward does, but makes no optimizer for a parameter on the
+            # meta device, whose first state has torch import its symbolic shapes for a quarter of a second.
             parameter._optimizer_classes = [optimizer_class]  # type: ignore[attr-defined]
             parameter._optimizer_kwargs = [{"lr": 0.0, **settings}]  # type: ignore[attr-defined]
         if kind:
@@ -53,7 +64,7 @@ def fuse_optimizer(collection: EmbeddingBagCollection, rules: TableRules, device
 
 
 def learn_by_rows(dmp: DistributedModelParallel, rules: TableRules, device: str, on_disk: Sequence[str]) -> None:
-    """Have their optimizers train the tables in kernels that look up only. ``on_disk``: the tables on tier ssd."""
+    """Train the tables in kernels that only look up by their optimizers. ``on_disk`` are the tables on tier ssd."""
     for kernel in kernels(dmp):
         optimizer = rules.of(kernel.tables[0].name)
         if not kernel.data_parallel and not optimizer.fused_on(device):
@@ -64,7 +75,7 @@ def learn_by_rows(dmp: DistributedModelParallel, rules: TableRules, device: str,
 class _ReplicaGroup:
     """The ``values`` of a kernel's flat ``weights`` that are rows of width ``dim``, and the ``state`` of these rows.
 
-    ``table``: one of theirs; the others learn as it does.
+    ``table`` is one of their tables; the others learn as it does.
     """
 
     weights: nn.Parameter
@@ -79,8 +90,8 @@ class ReplicaOptimizer(torch.optim.Optimizer):
 
     Data-parallel tables are ordinary parameters to TorchRec: their gradient is dense and averaged over the ranks, so
     ``step`` costs O(rows * dim) and must be called after each backward pass. The kernel keeps the state, where
-    ``kernel_states`` finds it; ``state_dict`` has none. ``steps``: the number of steps taken; ``factor``: of the
-    schedule, by which learning rates are multiplied.
+    ``kernel_states`` finds it; ``state_dict`` has none. ``steps`` is the number of steps taken; ``factor`` is the
+    schedule's, by which learning rates are multiplied.
     """
 
     def __init__(self, kernels: Sequence[Kernel], rules: TableRules) -> None:
@@ -93,7 +104,7 @@ class ReplicaOptimizer(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": 0.0})
 
     def _group_tables(self, kernel: Kernel) -> list[_ReplicaGroup]:
-        # Neighbours of one width and kind are updated together, as one table. The kernel keeps the state by table.
+        # Neighbours of one width and kind are updated together, as a single table. The kernel keeps the state by table.
         module = kernel.module
         tables = list(zip(kernel.tables, module.embedding_specs, strict=True))
 
@@ -148,7 +159,7 @@ def replica_optimizer(dmp: DistributedModelParallel) -> ReplicaOptimizer | None:
 
 
 def set_table_steps(dmp: DistributedModelParallel, steps: int) -> None:
-    """Set how many steps the tables have taken, by which some optimizers correct a bias. Call it after a restore."""
+    """Set the number of steps that tables have taken, by which some optimizers correct a bias, after a restore."""
     for kernel in kernels(dmp):
         row_optimizer: RowOptimizer | None = getattr(kernel.module, "row_optimizer", None)
         if row_optimizer is not None:
@@ -161,7 +172,7 @@ def set_table_steps(dmp: DistributedModelParallel, steps: int) -> None:
 
 
 def anchors(dmp: DistributedModelParallel) -> list[Tensor]:
-    """Return the leaves of autograd behind the lookups of fused kernels; they have no gradient.
+    """Return the autograd leaves behind the lookups of fused kernels; they have no gradient.
 
     A backward pass that reaches them trains the tables.
     """
@@ -177,9 +188,9 @@ def anchors(dmp: DistributedModelParallel) -> list[Tensor]:
 
 @contextmanager
 def keeping_steps(dmp: DistributedModelParallel) -> Iterator[None]:
-    """Let lookups inside take no step and lock no row of a cache."""
+    """Keep lookups inside the context from counting steps and from locking rows of a cache."""
     # FBGEMM's kernels count forward passes, by which some optimizers correct a bias. They also lock the rows of a
-    # cache, and with ``train.pipeline=prefetch`` only a backward pass would unlock them.
+    # cache, which with ``train.pipeline=prefetch`` only a backward pass would unlock.
     before = []
     for kernel in kernels(dmp):
         for name in ("iter", "iter_cpu", "lxu_cache_locking_counter"):
@@ -202,10 +213,10 @@ def set_sparse_lr(dmp: DistributedModelParallel, lr: float, factor: float = 1.0)
     for kernel in kernels(dmp):
         if kernel.data_parallel:
             continue
-        # One rate a kernel: `fuse_optimizer` gave tables with settings of their own a kernel of their own.
+        # Each kernel has one rate, since `fuse_optimizer` gave tables with their own settings a separate kernel.
         table_lr = rules.lr(kernel.tables[0].name, lr, factor)
         # The fused optimizer copies the rate in its ``param_groups`` to the kernel at its next ``zero_grad`` or
-        # ``step``, so a rate that is set on one of the two alone comes late or is lost.
+        # ``step``, so a rate that is set on only one of the two comes late or is lost.
         for group in kernel.optimizer.param_groups:
             group["lr"] = table_lr
         row_optimizer: RowOptimizer | None = getattr(kernel.module, "row_optimizer", None)
@@ -215,6 +226,7 @@ def set_sparse_lr(dmp: DistributedModelParallel, lr: float, factor: float = 1.0)
             kernel.module.set_learning_rate(table_lr)
     replicas = replica_optimizer(dmp)
     if replicas is not None:
+        # Its tables share one parameter group but may have their own rates, so its ``step`` multiplies by the factor.
         replicas.param_groups[0]["lr"], replicas.factor = lr, factor
 
 
@@ -224,11 +236,11 @@ def clip_table_gradients(dmp: DistributedModelParallel, limit: float) -> None:
     ``limit`` is for the gradient of the mean loss over the global batch. A row that a batch looks up n times can
     therefore move by n times the limit.
     """
-    # FBGEMM's own ``gradient_clipping`` means the same, but it reaches fused kernels only, and not the data-parallel
+    # FBGEMM's own ``gradient_clipping`` means the same, but it only reaches fused kernels, and not the data-parallel
     # tables, whose gradient is averaged over the ranks after the lookup.
     ranks = dist.get_world_size(table_group(dmp))
     for kernel in kernels(dmp):
-        # The gradient that reaches a fused kernel is the mean already; a replica has the gradient of its own rank.
+        # The gradient that reaches a fused kernel is already the mean; a replica has the gradient of its own rank.
         own_limit = limit * ranks if kernel.data_parallel else limit
         kernel.module.register_forward_hook(partial(_clip, own_limit))
 
@@ -248,9 +260,9 @@ class Lookup:
 
 
 class RowOptimizer:
-    """Trains the tables of ``kernel`` with ``optimizer``. ``steps``: the number taken; ``lr``: of the next one.
+    """Trains the tables of ``kernel`` by ``optimizer``. ``steps`` counts those taken; ``lr`` is for the next one.
 
-    ``on_disk``: tables whose memory takes room only where it is touched, as that of their state then does.
+    ``on_disk`` has tables whose memory, and that of their state, takes room only where it is touched.
     """
 
     def __init__(self, kernel: Kernel, optimizer: TableOptimizer, on_disk: Sequence[str] = ()) -> None:
@@ -271,19 +283,19 @@ class RowOptimizer:
 
     @cached_property
     def _compiled(self) -> Any | None:
-        # The tables as the compiled kernels train them; None where they cannot train all of them.
-        kernels = load_kernels("rowsteps")
+        # The tables as the compiled kernels train them; None if the kernels cannot train all of them.
+        library = load_kernels("rowsteps")
         fit = all(weights.device.type == "cpu" and weights.dtype == torch.float32 for weights in self._tables)
-        if kernels is None or not fit:
+        if library is None or not fit:
             return None
         states = []
         for state in self._states:
             # The compiled formula expects the states in the order of the optimizer's columns.
             states.append([state[column.name] for column in self._optimizer.columns])
-        return kernels.tables(self._tables, states, self._features, mean=self._mean)
+        return library.tables(self._tables, states, self._features, mean=self._mean)
 
     def _replace_backward(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Tensor) -> Any:
-        # The hook behind a lookup: our node takes the place of FBGEMM's own backward pass.
+        # This is the hook after a lookup, which replaces FBGEMM's own backward pass by our node.
         if not out.requires_grad:
             return None
         given = dict(zip(("indices", "offsets", "per_sample_weights"), args, strict=False)) | kwargs
@@ -323,8 +335,8 @@ class RowOptimizer:
             feature += features
 
     def _row_gradients(self, lookup: Lookup, gradient: Tensor, feature: int, features: int) -> tuple[Tensor, Tensor]:
-        # The distinct rows [m] of one table's features, ascending, and the gradient [m, dim] of each. ``gradient``:
-        # [b * features, dim], sample by sample.
+        # Returns the distinct rows [m] of one table's features, ascending, and the gradient [m, dim] of each.
+        # ``gradient`` is [b * features, dim], sample by sample.
         batch = len(gradient) // features
         offsets = lookup.offsets[feature * batch : (feature + features) * batch + 1]
         first, last = int(offsets[0]), int(offsets[-1])
@@ -337,11 +349,11 @@ class RowOptimizer:
             shares = lengths.float().reciprocal()[bags]
             weights = shares if weights is None else weights * shares
         if features > 1:
-            # Bags are feature by feature, gradients sample by sample.
+            # Bags are feature by feature, but gradients are sample by sample.
             bags = bags % batch * features + bags // batch
         ids, order = lookup.indices[first:last].sort(stable=True)
         rows, counts = torch.unique_consecutive(ids, return_counts=True)
-        # A pooled lookup backwards: a row's gradient is the sum over the samples that it is in.
+        # Reverse a pooled lookup: a row's gradient is the sum over the samples that it is in.
         starts = counts.cumsum(0) - counts
         if weights is not None:
             weights = weights[order]
@@ -352,9 +364,9 @@ class RowOptimizer:
 def update_rows(
     optimizer: TableOptimizer, weights: Tensor, rows: Tensor, gradient: Tensor, state: TableState, lr: float, step: int
 ) -> None:
-    """Apply ``optimizer.update`` to the ``rows`` [n], each once, of the table ``weights``; ``gradient``: [n, dim]."""
+    """Apply ``optimizer.update`` to ``rows`` [n], each given once, of the table ``weights``; ``gradient``: [n, dim]."""
     if optimizer.lazy:
-        # Padding looks up rows whose gradient is 0, and how much of it there is depends on the number of ranks.
+        # Padding looks up rows whose gradient is 0, and the amount of padding depends on the number of ranks.
         nonzero = (gradient != 0).any(dim=1)
         if not bool(nonzero.all()):
             rows, gradient = rows[nonzero], gradient[nonzero]
@@ -371,7 +383,7 @@ def update_rows(
 def new_state(weights: Tensor, columns: Sequence[StateColumn], *, sparse: bool = False) -> TableState:
     """Return zeros for the rows of ``weights`` by column, [rows] or [rows, dim].
 
-    ``sparse``: they take memory only where they are touched.
+    With ``sparse``, the zeros take memory only where they are touched.
     """
     rows, dim = weights.shape
 
@@ -384,7 +396,7 @@ def new_state(weights: Tensor, columns: Sequence[StateColumn], *, sparse: bool =
     wide = [column.name for column in columns if column.per_value]
     wide_state: TableState = {}
     if wide:
-        # Values [rows, dim] of a row lie beside each other, so that a step finds them in one place of the memory.
+        # The values [rows, dim] of a row lie beside each other, so that a step finds them in one place in memory.
         wide_state = dict(zip(wide, zeros(rows, len(wide), dim).unbind(1), strict=True))
     state: TableState = {}
     for column in columns:
@@ -393,8 +405,8 @@ def new_state(weights: Tensor, columns: Sequence[StateColumn], *, sparse: bool =
 
 
 class _Learn(torch.autograd.Function):
-    # The identity, whose backward pass trains the tables. Without ``anchor``, which requires a gradient, autograd would
-    # not call it.
+    # The identity, whose backward pass trains the tables. ``anchor`` requires a gradient: without it autograd would not
+    # call the backward pass.
 
     @staticmethod
     def forward(ctx: Any, output: Tensor, anchor: Tensor, optimizer: RowOptimizer, lookup: Lookup) -> Tensor:

@@ -1,4 +1,4 @@
-"""Walks over the tables of a sharded model: its kernels, and where the state of their optimizer lies.
+"""Walks over the tables of a sharded model: its kernels, and the storage of their optimizer state.
 
 TorchRec keeps kernels in plain lists, which ``modules()`` does not see.
 """
@@ -26,7 +26,7 @@ TableState = dict[str, Tensor]
 class TableSpec:
     """A table: ``rows`` rows of ``dim`` float32 values.
 
-    ``bound``: initial values are uniform in plus or minus this; None: 1 / sqrt(rows).
+    Initial values are uniform in plus or minus ``bound``; None: 1 / sqrt(rows).
     """
 
     name: str
@@ -44,10 +44,11 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One table-batched kernel of this rank. ``tables``: its ShardedEmbeddingTables, one per local shard, in order.
+    """One table-batched kernel of this rank: a module of FBGEMM that looks up several tables at once.
 
-    Tables train in the backward pass, by FBGEMM's optimizer or by one of ours in its place, and ``optimizer`` is
-    TorchRec's view of it. ``data_parallel`` ones have none: ``ReplicaOptimizer`` takes their step.
+    ``tables`` has its ShardedEmbeddingTables, one per local shard, in order. Tables train in the backward pass, by
+    FBGEMM's optimizer or by one of ours instead, and ``optimizer`` is TorchRec's view of it. ``data_parallel`` kernels
+    have none: ``ReplicaOptimizer`` trains them.
     """
 
     module: Any
@@ -104,12 +105,12 @@ def dense_table_parameters(dmp: DistributedModelParallel) -> dict[str, Tensor]:
 
 
 def keep_state(module: Any, states: list[TableState]) -> None:
-    """Make ``states``, by table and column, those of the kernel ``module``, where FBGEMM has no such optimizer."""
+    """Make ``states``, by table and column, those of the kernel ``module``, for which FBGEMM has no optimizer."""
     module.table_state = states
 
 
 def kept_state(module: Any) -> list[TableState] | None:
-    """Return what ``keep_state`` gave ``module``; None where FBGEMM's kernel has the state."""
+    """Return what ``keep_state`` gave ``module``; None if FBGEMM's kernel has the state."""
     states: list[TableState] | None = getattr(module, "table_state", None)
     return states
 
@@ -117,7 +118,7 @@ def kept_state(module: Any) -> list[TableState] | None:
 def kernel_states(kernel: Kernel, columns: Sequence[StateColumn]) -> list[TableState]:
     """Return the optimizer's state in ``kernel``, by table and column: views [rows] or [rows, dim].
 
-    ``columns``: of its tables, where FBGEMM has the state.
+    ``columns`` are those of the kernel's tables, used if FBGEMM has the state.
     """
     own_state = kept_state(kernel.module)
     if own_state is not None:
@@ -129,8 +130,8 @@ def kernel_states(kernel: Kernel, columns: Sequence[StateColumn]) -> list[TableS
 
 
 def storage_of(kernel: Any) -> list[Tensor]:
-    """Return by table of FBGEMM's ``kernel`` the rows that it computes with: [rows or slots, dim]."""
-    # Its own method, which gives no stand-ins.
+    """Return by table the rows that FBGEMM's ``kernel`` computes with: [rows or slots, dim]."""
+    # Call FBGEMM's own method, which returns no stand-ins.
     weights: list[Tensor] = SplitTableBatchedEmbeddingBagsCodegen.split_embedding_weights(kernel)
     return weights
 

@@ -1,8 +1,8 @@
-"""Which rows training has touched since they were last saved (Check-N-Run, NSDI'22, section 3.2).
+"""Tracks the rows that training has touched since they were last saved (Check-N-Run, NSDI'22, section 3.2).
 
 Every row of this rank's shards has a byte, which a forward lookup sets. A kernel's own ids are marked, after TorchRec's
-input exchange, so every sharding is covered. The averaged gradient changes a replica's rows that other ranks looked up,
-so the marks of replicas are united over the ranks before they are read.
+input exchange, so every sharding is covered. The averaged gradient also changes rows of a replica that other ranks
+looked up, so the marks of replicas are united over the ranks before they are read.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _TouchedMask:
 
 
 class TouchedRows:
-    """Marks the rows of a sharded model that lookups in training mode touch, but for those of frozen tables.
+    """Marks the rows of a sharded model that lookups in training mode touch, except those of frozen tables.
 
     Read ``mask`` at a step boundary and call ``clear`` once the marked rows are copied.
     """
@@ -61,7 +61,7 @@ class TouchedRows:
                 frozen.append(rules is not None and rules.of(table.name).frozen)
             if not all(frozen):
                 hook = _Marker(kernel, mask, frozen)
-                # Before the hook of tier ssd, which turns rows into slots.
+                # Prepend the hook, since that of tier ssd turns rows into slots.
                 self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True))
 
     def mask(self, key: ShardKey) -> Tensor:
@@ -97,11 +97,11 @@ class TouchedRows:
 
 
 class _Marker:
-    """The hook: marks the ids of one kernel's lookup, feature by feature. ``frozen``: which tables have no marks."""
+    """The hook that marks the ids of one kernel's lookup, by feature. ``frozen`` says which tables have no marks."""
 
     def __init__(self, kernel: Kernel, mask: _TouchedMask, frozen: list[bool]) -> None:
         self._all = mask.all
-        # By feature: its table's marks, their first index among all marks, and whether the table is frozen.
+        # For each feature, its table's marks, their first index among all marks, and whether the table is frozen.
         self._views: list[Tensor] = []
         self._frozen: list[bool] = []
         starts, start = [], 0
@@ -124,7 +124,7 @@ class _Marker:
             self._mark_at_once(indices, offsets)
 
     def _mark_at_once(self, indices: Tensor, offsets: Tensor) -> None:
-        # On a device: adds the first mark of its table to every id, so that the host waits for nothing.
+        # On a device, add the first mark of its table to every id, so that the host waits for nothing.
         features, bags = len(self._views), offsets.numel() - 1
         if bags < features:
             # Without samples there are no first bags to mark.
@@ -135,7 +135,7 @@ class _Marker:
         self._all.index_fill_(0, indices.long() + starts, 1)
 
     def _mark_by_feature(self, indices: Tensor, offsets: Tensor) -> None:
-        # In host memory, and where tables are frozen: feature by feature, without a copy of the ids.
+        # In host memory, and if tables are frozen, mark feature by feature, without a copy of the ids.
         batch = (offsets.numel() - 1) // len(self._views)
         if not batch:
             return
@@ -144,5 +144,5 @@ class _Marker:
             first, last = ends[feature], ends[feature + 1]
             if first < last and not self._frozen[feature]:
                 # index_fill_ stays in this thread; view[ids] = 1 starts a team of threads for every feature, which
-                # costs up to a hundred times as much where other work wants the cores.
+                # costs up to a hundred times as much if other work wants the cores.
                 view.index_fill_(0, indices[first:last].long(), 1)

@@ -1,4 +1,4 @@
-"""Embeddings of several widths brought to the width of the model."""
+"""Projects embeddings of several widths to the width of the model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 class Projections(nn.Module):
     """forward(concatenated embeddings [B, sum of widths]) -> [B, F, ``dim``], float32.
 
-    ``widths``: of the features' embeddings, in order. One of width ``dim`` stays as it is; any other is multiplied by a
-    matrix of its feature's own, as in mixed dimension embeddings (Ginart et al. 2019, arXiv 1909.11810, section 3.1).
-    Its initial values depend on ``seed`` and the feature's name alone.
+    ``widths`` are those of the features' embeddings, in order. An embedding of width ``dim`` stays as it is; any other
+    is multiplied by its feature's own matrix, as in mixed dimension embeddings (Ginart et al. 2019, arXiv 1909.11810,
+    section 3.1). The matrix's initial values depend on ``seed`` and the feature's name alone.
     """
 
     def __init__(self, widths: Mapping[str, int], dim: int, seed: int) -> None:
@@ -28,12 +28,12 @@ class Projections(nn.Module):
             by_width.setdefault(width, []).append(i)
             if width == dim:
                 continue
-            # Uniform with variance 1 / width, which keeps the size of the embeddings.
+            # Initial values are uniform with variance 1 / width, which keeps the size of the embeddings.
             digest = hashlib.blake2b(f"{seed}|{name}".encode(), digest_size=8).digest()
             generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
             bound = math.sqrt(3.0 / width)
             weights[name] = nn.Parameter((torch.rand(width, dim, generator=generator) * 2 - 1) * bound)
-        # From a dict, ParameterDict sorts by name: the order of parameters is part of stored states.
+        # ParameterDict sorts a dict by name, and the order of parameters is part of stored states.
         self.weights = nn.ParameterDict(weights)
         # Features of one width are multiplied together, so vectors come in the order of widths.
         self._groups = [by_width[width] for width in sorted(by_width)]
@@ -54,7 +54,7 @@ class Projections(nn.Module):
 
 
 def projections(widths: Mapping[str, int], dim: int, seed: int) -> Projections | None:
-    """Return the projections to width ``dim``; None where all ``widths`` are that."""
+    """Return the projections to width ``dim``; None if all ``widths`` are equal to it."""
     if set(widths.values()) <= {dim}:
         return None
     return Projections(widths, dim, seed)

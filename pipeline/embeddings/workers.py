@@ -1,7 +1,7 @@
 """The ranks that have samples and train the dense part: all of them, or on a bipartite cluster the first ones.
 
 The other ranks, those of embedding hosts, hold the tables. They take part in the collection's exchanges with batches of
-no rows, so TorchRec's all-to-alls bring them the ids of the workers and take pooled embeddings back.
+no rows, so TorchRec's all-to-alls bring them the ids of the workers and return pooled embeddings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SHARDINGS = ("table_wise", "column_wise")
 
 @dataclass(frozen=True)
 class Workers:
-    """The first ``count`` of ``world`` ranks, with a process group of their own where these are not all of them."""
+    """The first ``count`` of ``world`` ranks, with a separate process group if these are not all of them."""
 
     count: int
     world: int
@@ -48,17 +48,17 @@ class Workers:
 
 
 def group_env(world_size: int, rank: int, group: dist.ProcessGroup | None) -> ShardingEnv:
-    """Return TorchRec's environment of ``world_size`` ranks with a ``group`` of their own."""
-    # Given the group, the constructor would make a device mesh of the first global ranks.
+    """Return TorchRec's environment of ``world_size`` ranks with their ``group``."""
+    # Set the group afterwards: given to the constructor, it would make a device mesh of the first global ranks.
     env = ShardingEnv(world_size, rank)
     env.process_group = group
     return env
 
 
 class DenseParallel(DefaultDataParallelWrapper):
-    """DDP of the dense part over the ``workers``, whatever ranks have the tables.
+    """DDP of the dense part over the ``workers``, whichever ranks have the tables.
 
-    A single worker, and the other ranks, get none. ``unshared``: parameters whose gradients are not averaged.
+    A single worker, and the other ranks, get none. ``unshared`` has parameters whose gradients are not averaged.
     """
 
     def __init__(self, workers: Workers, unshared: Sequence[str] = ()) -> None:

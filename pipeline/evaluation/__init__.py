@@ -39,8 +39,8 @@ _MODULES = {
 }
 
 
-# Composing a configuration imports the gate's checks, and with them this package. So the names load their modules, and
-# these NumPy, when they are first used.
+# Composing a configuration imports the gate's checks, and with them this package. So the modules behind these names,
+# and NumPy, are loaded when a name is first used.
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

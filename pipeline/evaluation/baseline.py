@@ -19,11 +19,11 @@ from pipeline.evaluation.metrics import fill_weights
 MOST_WEIGHTS = 1 << 22
 BATCH_ROWS = 512
 RATE = 0.1
-# Dense values lie within so many standard deviations.
+# Dense values are clipped to this many standard deviations.
 _LARGEST = 8.0
-# Of squared gradients: steps of the first batches stay small.
+# Initial sum of squared gradients, which keeps the steps of the first batches small.
 _FIRST_SUM = 1.0
-# For every lookup: the place of its weight, its row in the batch, and its factor.
+# For every lookup, the place of its weight, its row in the batch, and its factor.
 _Lookups = tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]
 
 
@@ -74,7 +74,7 @@ class Baseline:
         return np.concatenate(logits).astype(np.float32)
 
     def _begin(self, block: BaselineRows) -> None:
-        # Scales of the dense features and the base rate, of the first block.
+        # Compute the scales of the dense features and the base rate from the first block.
         if block.dense.shape[1]:
             known = np.where(np.isfinite(block.dense), block.dense, np.nan)
             counts = np.maximum((~np.isnan(known)).sum(0), 1)
@@ -82,12 +82,12 @@ class Baseline:
             spread = np.sqrt(np.nansum((known - self._mean) ** 2, 0) / counts)
             self._std = np.where(spread > 0, spread, 1.0)
         counted = fill_weights(block.labels, block.weights)
-        # Half a row with a click and half a row without one are added, so that the logit is finite even without clicks.
+        # Add half a row with a click and half a row without one, so that the logit is finite even without clicks.
         clicks, rows = float((block.labels * counted).sum()) + 0.5, float(counted.sum()) + 1.0
         self._dense[-1] = np.log(clicks / (rows - clicks))
 
     def _forward(self, batch: BaselineRows) -> tuple[NDArray[np.float64], NDArray[np.float64], _Lookups]:
-        # Returns the logits, and what they are made of: the inputs and the lookups.
+        # Return the logits, and what they are made of: the inputs and the lookups.
         # 1. Standardised dense values and a one for the bias, [n, d + 1]; 0 for a missing value.
         scaled = np.nan_to_num((batch.dense - self._mean) / self._std, nan=0.0)
         inputs = np.column_stack([scaled.clip(-_LARGEST, _LARGEST), np.ones(len(batch.labels))])

@@ -20,11 +20,12 @@ from pipeline.records.gate import Interval
 FIGURES = ("ne", "auc", "calibration")
 # Columns of a block's sums.
 SUMS = ("rows", "clicks", "loss", "predicted", "above", "below")
-# Of the intervals of an evaluation: what the gate's are by default.
+# The intervals of an evaluation use the gate's defaults.
 CONFIDENCE, REPLICATES, BLOCKS = 0.95, 400, 1000
-# Blocks with rows of the rarer class: with fewer, replicates often draw none of them, and their spread says little.
+# The least number of blocks with rows of the rarer class. With fewer, replicates often draw none of them, and their
+# spread says little.
 FEWEST = 30
-# Blocks of ``loss_parts``.
+# The number of blocks of ``loss_parts``.
 LOSS_PARTS = 100
 
 
@@ -36,14 +37,14 @@ class Resampled:
     replicates: NDArray[np.float64]
 
     def interval(self, confidence: float, tests: int = 1) -> Interval:
-        """point -+ z * standard error of the replicates; ``tests``: intervals that shall hold together (Bonferroni)."""
+        """Return point -+ z * standard error of the replicates; ``tests`` intervals hold together (Bonferroni)."""
         z = NormalDist().inv_cdf(1 - (1 - confidence) / (2 * tests))
         spread = z * float(np.nanstd(self.replicates))
         return Interval(self.point, self.point - spread, self.point + spread)
 
 
 def block_of_rows(rows: int, blocks: int) -> NDArray[np.int64]:
-    """Return the block of each row, [rows]: ``blocks`` of them (fewer where there are fewer rows), equal, in order."""
+    """Return the block of each row, [rows]: ``blocks`` of them (fewer if there are fewer rows), equal, in order."""
     return np.arange(rows, dtype=np.int64) * min(blocks, rows) // max(rows, 1)
 
 
@@ -63,15 +64,15 @@ def block_sums(
 
     Args:
         clicked: Whether each row was clicked, [n].
-        logits: Of the same rows, [n].
+        logits: The logits of the same rows, [n].
         blocks: The block of each row, [n].
         count: The number of blocks.
         row_weights: How many rows each row counts as, [n]; None: one.
 
     Returns:
-        The columns ``SUMS`` of each block, [count, 6]. ``above``: of the clicked rows, the share of other rows that
-        score lower, ties one half; ``below``: of the other rows, the share of clicked ones that score higher. The
-        means of both are the AUC (DeLong et al. 1988).
+        The columns ``SUMS`` of each block, [count, 6]. ``above``: summed over clicked rows, the share of other rows
+        that score lower, ties one half; ``below``: summed over other rows, the share of clicked rows that score
+        higher. The means of both are the AUC (DeLong et al. 1988).
     """
     values = logits.astype(np.float64, copy=False)
 
@@ -80,7 +81,7 @@ def block_sums(
             column = row_weights * column
         return np.bincount(blocks, column, minlength=count)
 
-    # One column at a time: each is as large as the logits.
+    # Add one column at a time, since each is as large as the logits.
     totals = [add_up(np.ones(len(values))), add_up(clicked.astype(np.float64))]
     totals.append(add_up(np.logaddexp(0.0, np.where(clicked, -values, values))))
     totals.append(add_up(sigmoid(values)))
@@ -93,14 +94,14 @@ def placements(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return of each clicked row the share of others below it, and of each other row the share of clicked ones above.
 
-    [n] each, 0 for the rows of the other class; both 0 where a class is empty. With ``row_weights`` [n], shares of
+    [n] each, 0 for the rows of the other class; both 0 if a class is empty. With ``row_weights`` [n], shares of
     weight instead of rows.
     """
     weights = row_weights if row_weights is not None else np.ones(len(values))
     if not weights[clicked].any() or not weights[~clicked].any():
         return np.zeros(len(values)), np.zeros(len(values))
-    # One sort and running sums: searching each value among sorted ones would miss the cache at every step. Sums of
-    # weights depend on the order of equal values; sums of rows do not, and an unstable sort is faster.
+    # Use one sort and running sums: a search of each value among sorted ones would miss the cache at every step. Sums
+    # of weights depend on the order of equal values, but sums of rows do not, and an unstable sort is faster.
     order = np.argsort(values, kind="quicksort" if row_weights is None else "stable")
     ranked, is_clicked = values[order], clicked[order]
     first = np.flatnonzero(np.append(True, ranked[1:] != ranked[:-1]))
@@ -122,7 +123,7 @@ def _lower_share(weights: NDArray[np.float64], first: NDArray[np.int64]) -> NDAr
 
 
 def resample(sums: NDArray[np.float64], weights: NDArray[np.float64]) -> dict[str, Resampled]:
-    """Return the figures of the rows behind ``sums`` [K, 6], with a replicate for each row of ``weights`` [R, K]."""
+    """Return the figures of the rows summed in ``sums`` [K, 6], with a replicate for each row of ``weights`` [R, K]."""
     total = sums.sum(0)
     auc = float("nan")
     if total[1]:
@@ -152,11 +153,11 @@ def evaluation_intervals(
 
     Args:
         labels: 0 or 1 of each row, [n], in the order of the log: rows that follow each other are drawn together.
-        logits: Of the same rows, [n].
+        logits: The logits of the same rows, [n].
         weights: How many rows each row counts as, [n]; None: one.
 
     Returns:
-        ``ne_interval`` and ``auc_interval``; nothing where rows of one class lie in fewer than ``FEWEST``
+        ``ne_interval`` and ``auc_interval``; nothing if rows of one class lie in fewer than ``FEWEST``
         of the blocks that are drawn, because they are few or follow each other.
     """
     clicked = np.asarray(labels) == 1
@@ -165,7 +166,7 @@ def evaluation_intervals(
     if weights is not None:
         counted, row_weights = np.asarray(weights) > 0, weights.astype(np.float64)
     blocks, count = block_of_rows(len(clicked), BLOCKS), min(BLOCKS, len(clicked))
-    # With clicks in too few blocks an interval would be too narrow, which is worse than none.
+    # With clicks in too few blocks the interval would be too narrow, which is worse than none.
     for of_class in (counted & clicked, counted & ~clicked):
         if np.count_nonzero(np.bincount(blocks[of_class], minlength=count)) < FEWEST:
             return {}
@@ -196,11 +197,11 @@ def loss_parts(
 
     Args:
         labels: 0 or 1, [n].
-        logits: Of the same rows, [n].
+        logits: The logits of the same rows, [n].
         weights: How many rows each row counts as, [n]; None: one.
 
     Returns:
-        ``LOSS_PARTS`` parts; fewer where there are fewer rows.
+        ``LOSS_PARTS`` parts; fewer if there are fewer rows.
     """
     values, clicked, counted = logits.astype(np.float64), labels == 1, fill_weights(labels, weights)
     loss = np.logaddexp(0.0, np.where(clicked, -values, values)) * counted / counted.sum()

@@ -32,12 +32,12 @@ class CalibrationRows:
     def of(
         logits: NDArray[np.floating], labels: NDArray[np.floating], weights: NDArray[np.floating] | None
     ) -> CalibrationRows:
-        """Sorted rows with a weight above 0; DataError unless there are some of both classes."""
+        """Sort rows with a weight above 0; DataError unless there are some of both classes."""
         row_weights = fill_weights(labels, weights)
         counted = row_weights > 0
         values, clicked = logits[counted].astype(np.float64), (labels[counted] == 1).astype(np.float64)
         row_weights = row_weights[counted]
-        # Sorted by all three, so that sums do not depend on the order of the rows, not even by rounding.
+        # Sort by all three, so that sums do not depend on the order of the rows, not even by rounding.
         order = np.lexsort((row_weights, clicked, values))
         rows = CalibrationRows(values[order], clicked[order], row_weights[order])
         if not rows.least:
@@ -61,7 +61,7 @@ class CalibrationRows:
 
 def total(*factors: Floats) -> float:
     """Return the sum of the product of arrays [n]."""
-    # No BLAS product, whose bits differ with the number of threads.
+    # Avoid a BLAS product, whose bits differ with the number of threads.
     product = factors[0]
     for factor in factors[1:]:
         product = product * factor
@@ -70,14 +70,14 @@ def total(*factors: Floats) -> float:
 
 def matching_shift(rows: CalibrationRows, logits: Floats) -> float:
     """Return what ``logits`` [n] need on top so that their mean prediction is the rows' click rate."""
-    # Newton's method on the logit of the mean prediction, whose derivative lies in (0, 1].
+    # Use Newton's method on the logit of the mean prediction, whose derivative lies in (0, 1].
     weight, clicks = total(rows.weights), total(rows.weights, rows.clicked)
     target, shift = np.log(clicks) - np.log(weight - clicks), 0.0
     for _ in range(_STEPS):
         predicted = sigmoid(logits + shift)
         rest = 1 - predicted
         if not rest.any():
-            # A model that takes every row for a click: 1 - predicted is rounded to 0 for all of them.
+            # The model takes every row for a click: 1 - predicted is rounded to 0 for all rows.
             rest = sigmoid(-logits - shift)
         expected, others = max(total(rows.weights, predicted), _TINY), max(total(rows.weights, rest), _TINY)
         rise = max(total(rows.weights, predicted, rest) * weight / (expected * others), _TINY)
@@ -91,13 +91,13 @@ def matching_shift(rows: CalibrationRows, logits: Floats) -> float:
 def calibrated(
     record: CalibratorRecord, tasks: Iterable[str] | None, logits: NDArray[np.float32], ids: Mapping[str, Any]
 ) -> NDArray[np.float32]:
-    """Return calibrated logits; those of a task without a curve as they are.
+    """Return calibrated logits; logits of a task without a curve stay as they are.
 
     Args:
         record: The curves, by task.
         tasks: The further tasks, in the order of their logits.
         logits: [n], or [n, T] of the main task and the further ones.
-        ids: By feature; of the slices' feature the row of its table for each row, [n], or lists of these.
+        ids: By feature; for the slices' feature each row's row of its table, [n], or lists of these.
     """
     codes: NDArray[np.integer] | None = None
     if record.slices is not None:
@@ -129,11 +129,11 @@ def shifts_of(curve: CalibrationCurve, codes: NDArray[np.integer]) -> NDArray[np
         codes: The slice of each row, [n].
 
     Returns:
-        [n]; 0 for a slice without a shift of its own.
+        [n]; 0 for a slice without its own shift.
     """
     if not curve.shifts:
         return np.zeros(len(codes))
-    # Sorted as numbers for the search: JSON's keys are text, in which 10 comes before 9.
+    # Sort as numbers for the search: JSON's keys are text, in which 10 comes before 9.
     known = np.array(sorted((int(code), shift) for code, shift in curve.shifts.items()))
     at = np.minimum(np.searchsorted(known[:, 0], codes), len(known) - 1)
     return np.where(known[at, 0] == codes, known[at, 1], 0.0)
@@ -162,11 +162,11 @@ def fitted_line(rows: CalibrationRows) -> tuple[float, float]:
     A model that ranks clicks below other rows gets the smallest slope.
     """
     clicks, others = rows.clicks, len(rows.clicked) - rows.clicks
-    # Platt's targets lie a little inside of 0 and 1, so that rows which a threshold separates have a finite line.
+    # Platt's targets lie slightly inside 0 and 1, so that rows which a threshold separates have a finite line.
     targets = np.where(rows.clicked == 1, (clicks + 1) / (clicks + 2), 1 / (others + 2))
     line = np.array([1.0, 0.0])
     loss = _loss(rows, targets, line)
-    # Newton's method; a step that overshoots is halved.
+    # Use Newton's method, and halve a step that overshoots.
     for _ in range(_NEWTON_STEPS):
         predicted = sigmoid(line[0] * rows.logits + line[1])
         off, spread = rows.weights * (targets - predicted), rows.weights * predicted * (1 - predicted)
@@ -189,8 +189,8 @@ def _loss(rows: CalibrationRows, targets: np.ndarray, line: np.ndarray) -> float
 
 
 def cells_of(rows: CalibrationRows, least: int) -> NDArray[np.int64]:
-    """Return where cells of rows begin, each with ``least`` rows of each class or more; one where there are too few."""
-    # The last row of each run of equal logits, which share a cell.
+    """Return where cells of rows begin, each with ``least`` rows of each class or more; one if there are too few."""
+    # Find the last row of each run of equal logits, which share a cell.
     last = np.append(np.flatnonzero(np.diff(rows.logits)), len(rows.logits) - 1)
     clicks = np.cumsum(rows.clicked)[last]
     others = last + 1 - clicks
@@ -206,7 +206,7 @@ def cells_of(rows: CalibrationRows, least: int) -> NDArray[np.int64]:
             break
         starts.append(int(last[run - 1]) + 1)
     if run > len(last) and len(starts) > 1:
-        # The rest is too small to be a cell, and joins the one before it.
+        # The rest is too small for a cell, so it joins the one before it.
         starts.pop()
     return np.array(starts)
 
@@ -225,12 +225,13 @@ def curve_of(rows: CalibrationRows, starts: NDArray[np.int64]) -> CalibrationCur
 
 
 def _knots(rows: CalibrationRows, starts: NDArray[np.int64]) -> tuple[Floats, Floats]:
-    # A knot lies at the logit of a block's mean prediction, where a curve that only shifts logits would meet its rate.
+    # A knot lies at the logit of a block's mean prediction, where a curve that only shifts logits would meet the
+    # block's rate.
     weights = np.add.reduceat(rows.weights, starts)
     clicks = np.add.reduceat(rows.weights * rows.clicked, starts)
     predicted = np.add.reduceat(rows.weights * sigmoid(rows.logits), starts)
 
-    # Pool adjacent violators: neighbours are joined until the click rate rises from block to block.
+    # Pool adjacent violators: join neighbours until the click rate rises from block to block.
     blocks: list[tuple[float, float, float]] = []
     for cell in zip(predicted.tolist(), clicks.tolist(), weights.tolist(), strict=True):
         blocks.append(cell)
@@ -262,12 +263,12 @@ def slice_shifts(
     Args:
         logits: Calibrated on the whole, [n].
         clicked: 0 or 1, [n].
-        weights: Of the rows, [n].
+        weights: The rows' weights, [n].
         codes: The slice of each row, [n].
         most: How many slices have a shift: those with the most rows.
     """
-    # The shifts are drawn from a normal distribution around 0 whose variance is estimated from the slices (DerSimonian
-    # and Laird 1986); each is then its most probable value.
+    # Assume that the shifts come from a normal distribution around 0 whose variance is estimated from the slices
+    # (DerSimonian and Laird 1986). Each shift is then its most probable value.
     order = np.lexsort((weights, clicked, logits, codes))
     logits, clicked, weights, codes = logits[order], clicked[order], weights[order], codes[order]
     values, starts, counts = np.unique(codes, return_index=True, return_counts=True)
@@ -278,8 +279,8 @@ def slice_shifts(
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     shifts, variance = np.zeros(len(largest)), np.inf
     for _ in range(_ROUNDS):
-        # 1. The variance of the true shifts by the method of moments: the spread of the estimates beyond what their
-        #    known precision explains. It is 0 if chance explains all of it.
+        # 1. Estimate the variance of the true shifts by the method of moments: the spread of the estimates beyond what
+        #    their known precision explains. It is 0 if chance explains all of it.
         score, information, noise = _sums(logits, clicked, weights, shifts, starts, counts)
         estimates = shifts + score / information
         precision = information**2 / noise
@@ -290,7 +291,7 @@ def slice_shifts(
         if not variance:
             return {}
 
-        # 2. The most probable shifts with that variance, at which the next round takes its estimates.
+        # 2. Find the most probable shifts with that variance, where the next round takes its estimates.
         shifts = _most_probable(logits, clicked, weights, starts, counts, variance)
     return {int(value): float(shift) for value, shift in zip(values[largest], shifts, strict=True)}
 
@@ -303,13 +304,13 @@ def _sums(
     starts: NDArray[np.int64],
     counts: NDArray[np.int64],
 ) -> tuple[Floats, Floats, Floats]:
-    """By slice the log likelihood's first derivative by its shift, minus the second, and the first's variance."""
+    """Return per slice the log likelihood's first and minus second derivative by shift, and the first's variance."""
     predicted = sigmoid(logits + np.repeat(shifts, counts))
     spread = predicted * (1 - predicted)
     score = np.add.reduceat(weights * (clicked - predicted), starts)
     information = np.add.reduceat(weights * spread, starts)
     noise = np.add.reduceat(weights**2 * spread, starts)
-    # Both are divisors, and would be 0 if all predictions of a slice are rounded to 0 or 1.
+    # Both are divisors, and would be 0 if all predictions of a slice were rounded to 0 or 1.
     return score, np.maximum(information, _TINY), np.maximum(noise, _TINY)
 
 
@@ -321,7 +322,7 @@ def _most_probable(
     counts: NDArray[np.int64],
     variance: float,
 ) -> Floats:
-    """The shifts at the largest posterior probability, all slices at once: Newton's method with bounded steps."""
+    """Find the most probable shifts of all slices at once, by Newton's method with bounded steps."""
     shifts = np.zeros(len(counts))
     for _ in range(_SLICE_STEPS):
         score, information, _ = _sums(logits, clicked, weights, shifts, starts, counts)
@@ -345,7 +346,7 @@ def fit_curve(
     Args:
         method: The kind of curve.
         labels: 0 or 1, [n].
-        logits: Of the same rows, [n].
+        logits: The logits of the same rows, [n].
         weights: How many rows each row counts as, [n]; None: one.
         codes: The slice of each row, [n]; None: the curve has no shifts of slices.
         most_slices: How many slices have a shift: the largest.
@@ -362,7 +363,7 @@ def fit_curve(
     labels, logits, codes, row_weights = labels[counted], logits[counted], codes[counted], row_weights[counted]
     whole, clicked = applied(curve, logits), (labels == 1).astype(np.float64)
     shifts = slice_shifts(whole, clicked, row_weights, codes, most_slices)
-    # JSON has texts for keys.
+    # JSON's keys are text.
     curve = replace(curve, shifts={str(code): shift for code, shift in shifts.items()} or None)
     order = np.lexsort((row_weights, labels, codes, logits))
     shifted = (whole + shifts_of(curve, codes))[order]

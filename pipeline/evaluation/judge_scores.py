@@ -31,18 +31,18 @@ if TYPE_CHECKING:
     from pipeline.evaluation.score_files import Table
 
 MISSING = "(missing)"
-# A score of exactly 0 or 1 costs infinitely much where it is wrong. Scores count as no nearer to 0 than this, and to 1
-# than half a step of their type.
+# A score of exactly 0 or 1 has an infinite loss if it is wrong. So scores count as at least LEAST, and as at
+# most 1 minus half a step of their type.
 LEAST = 2.0**-53
 MOST = {np.dtype(np.float32): 1 - 2.0**-25, np.dtype(np.float64): 1 - 2.0**-53}
 # Rows whose logits are computed at a time, so that temporaries stay small.
 BLOCK_ROWS = 1 << 20
-# Scores of two models for the same rows are alike, if not by much: both know something of the label. Those of other
-# rows correlate by chance alone, with a standard error of 1 / sqrt(rows). Of few rows less is asked, which the gate
-# holds anyway.
+# Scores of two models for the same rows are at least slightly alike, since both know something about the label. Scores
+# of other rows correlate only by chance, with a standard error of 1 / sqrt(rows). With few rows less is required, since
+# the gate holds those anyway.
 LEAST_ERRORS, LEAST_OF_FEW = 4.0, 0.2
-MOST_LOGIT = 30.0  # so that no single row decides on it
-# Settings of the gate that limit what scores do not tell, or that name a model's features.
+MOST_LOGIT = 30.0  # clips logits, so that no single row decides the correlation
+# Settings of the gate that limit what scores do not show, or that name a model's features.
 NOT_OF_SCORES = (
     "slices",
     "tasks",
@@ -64,7 +64,7 @@ def gate_settings_of(overrides: Sequence[str], config_dir: str | None = None) ->
     """Compose group ``gate`` and the seed of the bootstrap.
 
     Raises:
-        ConfigError: An override is none of group ``gate`` or ``seed``, or sets what scores do not tell.
+        ConfigError: An override is not of group ``gate`` or ``seed``, or limits something that scores do not show.
     """
     from pipeline.config.compose import compose
 
@@ -77,7 +77,7 @@ def gate_settings_of(overrides: Sequence[str], config_dir: str | None = None) ->
                 hint="nightjar explain gate",
             )
         if setting.partition(".")[0] in NOT_OF_SCORES:
-            # An error, not a warning, because whoever sets a limit relies on it.
+            # Raise an error and not a warning, because whoever sets a limit relies on it.
             hint = "--slice <column>" if setting == "slices" else f"leave out {override}"
             raise ConfigError(
                 f"{name} has no effect on files of scores: they tell labels and predictions, and all rows are judged",
@@ -99,19 +99,19 @@ def judge_scores(
     day: date | str | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> GateRecord:
-    """Judge a candidate by its scores, beside an incumbent's on the same rows where there is one.
+    """Judge a candidate by its scores, beside an incumbent's on the same rows if there is one.
 
     Args:
-        candidate: Its scores, with label, weight, slices, time and user of each row.
+        candidate: The candidate's scores, with label, weight, slices, time and user of each row.
         incumbent: The incumbent's scores; None: they are a column beside the candidate's, ``columns.incumbent_score``,
             or there is no incumbent, and the checks of a first model apply.
         columns: What the columns are called.
         settings: Group ``gate``.
-        seed: Of the bootstrap.
-        max_gauc_drop: Takes the place of ``settings.max_gauc_drop``.
-        ledger: The file of the looks that spend ``gate.budget``, at any fsspec URL; created where it is missing.
-        day: Of the rows, which the look counts for, a date, a time of it, or YYYY-MM-DD; None: today's.
-        progress: Gets steps done, and of how many.
+        seed: The seed of the bootstrap.
+        max_gauc_drop: Replaces ``settings.max_gauc_drop``.
+        ledger: The file of the looks that spend ``gate.budget``, at any fsspec URL; created if it is missing.
+        day: The day of the rows, which the look counts for: a date, a time, or YYYY-MM-DD; None: today.
+        progress: Gets the steps done and their total.
 
     Returns:
         What the gate records of a version with these scores: figures, checks and verdict.
@@ -122,7 +122,7 @@ def judge_scores(
         DataError: The rows do not match, or allow no figures.
         LaunchError: Other processes write the ledger all the time.
     """
-    # 1. Errors that can be found without reading rows come first, because reading may take minutes.
+    # 1. Find errors that need no rows first, because reading may take minutes.
     steps = 3
     of_rows = to_day(day)
     looks = _open_ledger(settings, ledger, of_rows)
@@ -135,7 +135,8 @@ def judge_scores(
     del rows  # measuring takes as much memory again
     progress(2, steps)
 
-    # 3. The figures, and whether the scores can be those of two models for the same rows. Only then is a look spent.
+    # 3. Compute the figures, and check that the scores can be those of two models for the same rows. Spend a look only
+    # then.
     if max_gauc_drop is not None:
         settings = replace(settings, max_gauc_drop=max_gauc_drop)
     record = measure(scored, settings, seed)
@@ -143,7 +144,7 @@ def judge_scores(
     _warn_of_rare_values(scored, record, settings)
     _warn_of_calibration(record, settings)
 
-    # 4. The verdict. Models are named by their files, or by their columns if both are in one file.
+    # 4. Give the verdict. Models are named by their files, or by their columns if both are in one file.
     if incumbent is None and columns.incumbent_score is not None:
         names = [columns.score or SCORES[0], columns.incumbent_score]
     else:
@@ -172,14 +173,14 @@ def to_day(given: date | str | None) -> date | None:
         day = date.fromisoformat(given)
     except (TypeError, ValueError):
         day = None
-    # Python reads 20260202, too, which may be a number of something else.
+    # Python also reads 20260202, which may be a number of something else.
     if day is None or str(day) != given:
         raise ConfigError(f"{given!r} is not a day; expected YYYY-MM-DD", hint=f"--day {utc_day()}")
     return day
 
 
 def _open_ledger(settings: GateConfig, ledger: str | os.PathLike[str] | None, day: date | None) -> LedgerFile | None:
-    # Read at once, so that a ledger that cannot be read is an error before the rows are.
+    # Read the ledger at once, so that one that cannot be read is an error before the rows are read.
     if settings.budget is None:
         for name, value in (("ledger", ledger), ("day", day)):
             if value is not None:
@@ -208,7 +209,7 @@ def _open_ledger(settings: GateConfig, ledger: str | os.PathLike[str] | None, da
 def _find_ledger(url: str) -> LedgerFile:
     protocol, mark, path = url.rpartition("://")
     bucket = path.rpartition("/")[0]
-    # Else s3: would be a folder here, of which nobody knows.
+    # Without this check, s3: would become a folder here that nobody knows of.
     if mark and not bucket and (protocol != "file" or "/" not in path):
         expected = f"{protocol}://bucket/ledger.json"
         raise ConfigError(f"ledger {url} has no bucket or folder, expected {expected}", hint=f"--ledger {expected}")
@@ -259,7 +260,7 @@ def to_scored_rows(rows: pl.DataFrame, columns: Columns) -> ScoredRows:
 
 
 def _numbers(column: pl.Series, what: str, hint: str) -> NDArray[np.floating]:
-    # Float32 stays; all else becomes float64, with NaN where it is missing.
+    # Keep float32; convert all else to float64, with NaN for missing values.
     import polars as pl
 
     kind = column.dtype
@@ -310,7 +311,8 @@ def _weights(column: pl.Series) -> NDArray[np.floating]:
         )
     if not weights.any():
         raise DataError(f"all {len(weights):,} weights (column {column.name}) are 0", hint=hint)
-    # Kish 1965: as many rows of equal weight have means as sure as these. Divided first, so that no square overflows.
+    # Kish 1965: the number of rows of equal weight whose means are as sure as these. Divide first, so that no square
+    # overflows.
     shares = weights.astype(np.float64) / weights.max()
     effective = float(shares.sum() ** 2 / (shares**2).sum())
     if effective < min(FEWEST, len(weights)):
@@ -323,7 +325,7 @@ def _weights(column: pl.Series) -> NDArray[np.floating]:
 
 
 def _logits(column: pl.Series, whose: str, labels: NDArray[np.float32], are_logits: bool) -> NDArray[np.floating]:
-    """Return logits [n]; NaN where a score is missing, for which the gate holds."""
+    """Return logits [n]; NaN for a missing score, for which the gate holds."""
     option = "--incumbent-score" if column.name == INCUMBENT else "--score"
     scores = _numbers(column, f"the {whose} scores", f"{option} <column of numbers>")
     missing = int(np.isnan(scores).sum())
@@ -364,7 +366,7 @@ def _logits(column: pl.Series, whose: str, labels: NDArray[np.float32], are_logi
 
 
 def _require_sound_scores(scored: ScoredRows, record: GateRecord) -> None:
-    """Raise where scores are one number, or those of two models are not alike at all: of other rows, or another class.
+    """Raise if scores are one number, or two models' scores are not alike at all: of other rows, or of another class.
 
     An incumbent with such scores looks far worse than it is, and any candidate would pass beside it. A candidate with
     such scores is clearly worse, and held for that.
@@ -390,7 +392,7 @@ def _require_sound_scores(scored: ScoredRows, record: GateRecord) -> None:
     ours = np.clip(scored.candidate.astype(np.float64), -MOST_LOGIT, MOST_LOGIT)
     theirs = np.clip(scored.incumbent.astype(np.float64), -MOST_LOGIT, MOST_LOGIT)
     correlation = float(np.corrcoef(ours, theirs)[0, 1])
-    # ``not`` lets no NaN through.
+    # This form, with ``not``, also rejects NaN.
     if not correlation > min(LEAST_ERRORS / np.sqrt(rows), LEAST_OF_FEW):
         raise DataError(
             f"the scores of candidate and incumbent have a correlation of {correlation:.3f} over {rows:,} rows: they "
@@ -401,7 +403,7 @@ def _require_sound_scores(scored: ScoredRows, record: GateRecord) -> None:
 
 
 def _warn_of_rare_values(scored: ScoredRows, record: GateRecord, settings: GateConfig) -> None:
-    # Who asks for a slice must hear which of its rows no check is about.
+    # Tell a user who asks for a slice which of its rows no check covers.
     judged = dict.fromkeys(scored.slices, 0)
     for part in record.slices or ():
         judged[part.slice] += part.rows
@@ -418,7 +420,8 @@ def _warn_of_rare_values(scored: ScoredRows, record: GateRecord, settings: GateC
 
 
 def _warn_of_calibration(record: GateRecord, settings: GateConfig) -> None:
-    # What the incumbent serves is calibrated, or it would not have passed. Percentages that are all below 1 are not.
+    # The incumbent's served scores are calibrated, or it would not have passed. Percentages that are all below 1 are
+    # not.
     limit, incumbent = settings.max_calibration_error, record.incumbent
     if limit is None or incumbent is None or may_be_calibrated(incumbent.calibration, limit):
         return
@@ -431,7 +434,7 @@ def _warn_of_calibration(record: GateRecord, settings: GateConfig) -> None:
 
 
 def _encode(column: pl.Series) -> tuple[NDArray[np.int32], list[Any]]:
-    """Return a number for each row, in the order in which values come first, -1 where it is missing; and the values."""
+    """Return a number for each row, in the order in which values come first, -1 if it is missing; and the values."""
     import polars as pl
 
     if column.dtype.is_nested() or column.dtype.is_(pl.Object):

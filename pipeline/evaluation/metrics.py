@@ -2,8 +2,11 @@
 
 NE, AUC, log loss and calibration are computed from two sorted arrays, the logits of the clicked rows and those of the
 others. Two orders of the same rows give the same two arrays, so they give the same bits, whatever the world size was.
-Beside them: the reliability curve, figures of numbers (counts, values), those of further tasks, and how far two sets of
-predictions for the same rows lie apart.
+The module also has the reliability curve, figures of numbers (counts, values) and of further tasks, and the distance
+between two sets of predictions for the same rows.
+
+NE is the normalised entropy: the log loss divided by the entropy of the rows' click rate. Always predicting that rate
+gives 1, and lower is better.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from pipeline.records.gate import Curve, Histogram
 from pipeline.records.result import TaskFigures
 from pipeline.specs.label_kind import LABEL_KINDS
 
-# Rows worked on at a time: keeps the float64 temporaries at 8 MiB each however many rows there are.
+# Rows per block, which keeps the float64 temporaries at 8 MiB each however many rows there are.
 BLOCK_ROWS = 1 << 20
 # float32 cannot tell a probability closer to one than this from certainty.
 NEAREST_TO_ONE = 1.0 - 2.0**-25
@@ -53,8 +56,8 @@ def evaluate(
 
     Args:
         labels: 0 or 1, [n].
-        logits: Of the same rows, [n].
-        true_probability: In [0, 1], [n]; None: not known.
+        logits: The logits of the same rows, [n].
+        true_probability: Probabilities in [0, 1], [n]; None: unknown.
         weights: How many rows each row counts as, [n]; None: one.
 
     Returns:
@@ -74,8 +77,8 @@ def evaluate(
         return {"samples": len(clicked), **_weighted(clicked, values, weights)}
     scores = split_by_class(clicked, values)
     entropy = base_entropy(len(scores.clicked), len(scores.other))
-    # From logits, not from probabilities: a wrong logit of 80 costs 80 nats, but as a probability of 1 it would cost
-    # infinitely much.
+    # Compute the loss from logits, not from probabilities: a wrong logit of 80 costs 80 nats, but a probability of 1
+    # would cost infinitely much.
     loss_of_clicked = _sum_blocks(lambda x: np.logaddexp(0.0, -x), scores.clicked)
     loss_of_other = _sum_blocks(lambda x: np.logaddexp(0.0, x), scores.other)
     loss = (loss_of_clicked + loss_of_other) / scores.rows
@@ -163,7 +166,7 @@ def _check_probabilities(probabilities: ArrayLike, rows: int) -> NDArray[np.floa
 
 
 def _as_floats(values: ArrayLike) -> NDArray[np.floating]:
-    # float32 stays as it is: sorting it is twice as fast, and float64 of it is exact.
+    # Keep float32: sorting it is twice as fast, and it converts exactly to float64.
     array = np.asarray(values)
     if array.dtype != np.float32:
         array = array.astype(np.float64)
@@ -208,7 +211,8 @@ def grouped_auc(counts: NDArray[Any], clicks: NDArray[Any]) -> float:
 
 def base_entropy(clicked: int, other: int) -> float:
     """Return the entropy (nats) of the share of clicked rows: the log loss of always predicting that share."""
-    # Not entropy_of_rate(clicked / rows): it rounds otherwise, and both have given the last bits of recorded figures.
+    # Do not use entropy_of_rate(clicked / rows): it rounds differently, which would change the last bits of recorded
+    # figures.
     rows = clicked + other
     return -(clicked * math.log(clicked / rows) + other * math.log(other / rows)) / rows
 
@@ -225,7 +229,7 @@ def sigmoid(logits: NDArray[np.floating]) -> NDArray[np.float64]:
 
 
 def _sum_blocks(function: Callable[[NDArray[np.float64]], NDArray[np.float64]], values: NDArray[np.floating]) -> float:
-    # Pairwise inside a block of the sorted values, exact (fsum) over the blocks.
+    # Sum pairwise inside a block of the sorted values, and exactly (fsum) over the blocks.
     sums = []
     for start in range(0, len(values), BLOCK_ROWS):
         block = values[start : start + BLOCK_ROWS].astype(np.float64)
@@ -243,7 +247,7 @@ def _weighted(
     losses = np.logaddexp(0.0, np.where(y, -x, x))
     loss = math.fsum(w * losses) / total
     entropy = float(entropy_of_rate(clicks / total, math.log, math.log1p))
-    # AUC: the weight of pairs of a clicked row above another one, ties counting one half.
+    # The AUC is the weight of pairs in which the clicked row scores above the other one, ties counting one half.
     first = np.flatnonzero(np.append(True, x[1:] != x[:-1]))
     clicked_weight, other_weight = np.add.reduceat(w * y, first), np.add.reduceat(w * ~y, first)
     below = np.cumsum(other_weight) - other_weight
@@ -263,12 +267,12 @@ def reliability(
 
     Args:
         labels: 0 or 1, [n].
-        logits: Of the same rows, [n].
+        logits: The logits of the same rows, [n].
         bins: How many, of about n / ``bins`` rows each; fewer where rows have the same logit, for these share a bin.
         weights: How many rows each row counts as, [n]: means are weighted, and rows without weight are left out.
 
     Raises:
-        DataError: As ``evaluate`` does.
+        DataError: For the same reasons as ``evaluate``.
     """
     if bins < 1:
         raise ValueError(f"bins is {bins}, expected at least 1")
@@ -300,8 +304,8 @@ def _weighted_curve(
 
 
 def _bin_starts(values: np.ndarray, bins: int) -> np.ndarray:
-    # Returns the first index of each bin of sorted ``values``: equal bins, whose starts move back to the first of a run
-    # of equal values.
+    # Return the first index of each bin of sorted ``values``. Bins are equal, except that their starts move back to the
+    # first of a run of equal values.
     count = min(bins, len(values))
     cuts = np.arange(count) * len(values) // count
     return np.unique(np.searchsorted(values, values[cuts], side="left"))
@@ -312,7 +316,7 @@ def evaluate_numbers(labels: Floats, predictions: Floats, weights: Floats | None
 
     Args:
         labels: The numbers, [n].
-        predictions: Of the same rows, [n].
+        predictions: The predictions of the same rows, [n].
         weights: How many rows each row counts as, [n]; None: one.
 
     Returns:
@@ -343,7 +347,7 @@ def evaluate_numbers(labels: Floats, predictions: Floats, weights: Floats | None
 
 
 def known_rows(labels: Floats, kind: str, weights: Floats | None = None) -> NDArray[np.bool_]:
-    """Mark the rows [n] with a label; none where those with a weight allow no figures: a single class, or no label."""
+    """Mark the rows [n] with a label; none if those with a weight allow no figures: a single class, or no label."""
     known = ~np.isnan(labels)
     counted = known
     if weights is not None:
@@ -362,8 +366,8 @@ def evaluate_tasks(
 
     Args:
         tasks: The further tasks, in the order of their logits.
-        labels: Of each task, [n]; NaN where missing.
-        logits: Of all tasks, [n, T]; the main task's come first.
+        labels: The labels of each task, [n]; NaN if missing.
+        logits: The logits of all tasks, [n, T]; the main task's come first.
         weights: How many rows each row counts as, [n]; None: one.
     """
     figures = {}
@@ -374,7 +378,7 @@ def evaluate_tasks(
             continue
         row_weights = weights[known] if weights is not None else None
         measured = LABEL_KINDS.get(task.kind).figures(labels[task.name][known], logits[known, place], row_weights)
-        # JSON has no NaN, so undefined figures are left out.
+        # JSON has no NaN, so leave out undefined figures.
         defined = {name: value for name, value in measured.items() if not math.isnan(value)}
         figures[task.name] = TaskFigures(kind=task.kind, **defined)  # type: ignore[arg-type]
     return figures
@@ -386,7 +390,7 @@ def counted_for(
     """Return how many rows of the whole log each row stands for, [n].
 
     Args:
-        weights: Of the rows, [n].
+        weights: The rows' weights, [n].
         labels: 0 or 1, [n].
         rates: Share of the rows without a click that were kept, [n]; those with a click were all kept.
     """
@@ -411,7 +415,7 @@ def population_stability(expected: NDArray[np.floating], actual: NDArray[np.floa
     edges = np.unique(np.quantile(expected, np.linspace(0, 1, bins + 1)[1:-1]))
     shares = []
     for values in (expected, actual):
-        # Half a row more in each bin, so that an empty one costs much, not infinity.
+        # Add half a row to each bin, so that an empty one costs much, but not infinity.
         counts = np.bincount(np.searchsorted(edges, values, "right"), minlength=len(edges) + 1) + 0.5
         shares.append(counts / counts.sum())
     e, f = shares
@@ -455,9 +459,9 @@ def calibration_by_prediction(curve: Curve) -> tuple[float, float]:
     if not clicks:
         return math.nan, math.nan
     gaps = float((np.abs(predicted - observed) * rows).sum())
-    # What chance alone leaves, each bin being binomial, is taken off.
+    # Subtract the gap that chance alone leaves, each bin being binomial.
     chance = float(np.sqrt(2 / math.pi * rows * predicted * (1 - predicted)).sum())
-    # At the observed or the predicted rate, whichever varies more: a bin without clicks has chance errors, too.
+    # Use the observed or the predicted rate, whichever varies more: a bin without clicks has chance errors, too.
     variance = rows * np.maximum(predicted * (1 - predicted), observed * (1 - observed))
     return max(0.0, gaps - chance) / clicks, float(np.sqrt(variance.sum())) / clicks
 

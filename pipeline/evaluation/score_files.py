@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Frame(Protocol):
-    """A frame of Polars, pandas, Arrow, or any other library that hands on Arrow's streams."""
+    """A frame of Polars, pandas, Arrow, or any other library that exports Arrow's streams."""
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Return the PyCapsule of a stream of its rows."""
@@ -36,7 +36,7 @@ class Frame(Protocol):
 
 Table = str | os.PathLike[str] | Frame  # the path or fsspec URL of a file, or its rows
 
-# Names of the column of scores where none is given; nightjar predict writes the second.
+# Default names of the column of scores; nightjar predict writes the second one.
 SCORES = ("score", "probability")
 FORMATS = {
     ".parquet": "Parquet",
@@ -47,7 +47,7 @@ FORMATS = {
     ".feather": "Arrow",
     ".ipc": "Arrow",
 }
-# Names in a frame that has the columns of both models.
+# Column names in a frame that has the columns of both models.
 CANDIDATE, INCUMBENT, _LABEL = "candidate's score", "incumbent's score", "incumbent's label"
 
 
@@ -57,14 +57,14 @@ class Columns:
 
     Attributes:
         label: 0 or 1, or a boolean.
-        score: Of the candidate, and of the incumbent in a file of its own; None: the first of ``SCORES`` there is.
-        incumbent_score: Of the incumbent; None: as ``score``, in a file of its own.
+        score: The candidate's score, and the incumbent's in its own file; None: the first of ``SCORES`` that exists.
+        incumbent_score: The incumbent's score; None: as ``score``, in its own file.
         weight: How many rows a row counts as; None: one.
-        key: Columns whose values name a row, by which two files are matched; none: row by row.
-        slices: Columns by whose values the rows are judged too.
-        time: Rows are sorted by it; None: they are in the order of time.
-        user: Whose rows GAUC ranks; None: it is not measured.
-        logits: Scores are logits, not probabilities.
+        key: Columns whose values identify a row, by which two files are matched; none: row by row.
+        slices: Columns by whose values the rows are judged as well.
+        time: Rows are sorted by it; None: they are in the order of time already.
+        user: The user whose rows GAUC ranks; None: it is not measured.
+        logits: Whether scores are logits, not probabilities.
     """
 
     label: str = "label"
@@ -79,8 +79,8 @@ class Columns:
 
 
 def read_rows(candidate: Table, incumbent: Table | None, columns: Columns) -> pl.DataFrame:
-    """Read the candidate's rows with the incumbent's scores beside them, sorted by time where a column has it."""
-    # 1. The candidate's rows, with all columns that are needed, by the options that name them.
+    """Read the candidate's rows with the incumbent's scores beside them, sorted by time if a column has it."""
+    # 1. Read the candidate's rows with all columns that are needed, by the options that name them.
     named = {"--label": [columns.label], "--key": columns.key, "--slice": columns.slices}
     for option, name in (("--weight", columns.weight), ("--time", columns.time), ("--user", columns.user)):
         if name is not None:
@@ -96,17 +96,17 @@ def read_rows(candidate: Table, incumbent: Table | None, columns: Columns) -> pl
     if columns.key:
         _require_key(rows, list(columns.key), "candidate's")
 
-    # 2. The incumbent's scores beside them, from a file of its own.
+    # 2. Add the incumbent's scores from their own file.
     if incumbent is not None:
         opened = _open(incumbent, "the incumbent's file")
         scores = {INCUMBENT: opened.find_score(columns.incumbent_score or columns.score, "--incumbent-score")}
         named = {"--key": columns.key}
-        # Labels of both files must be equal; the candidate's are those that count.
+        # Labels of both files must be equal; the candidate's are the ones that are used.
         if columns.label in opened.columns and columns.label not in columns.key:
             scores[_LABEL] = columns.label
         rows = _match(rows, opened.read(scores, named), columns)
 
-    # 3. In the order of time, because the bootstrap draws blocks of successive rows.
+    # 3. Sort by time, because the bootstrap draws blocks of successive rows.
     if columns.time is not None:
         rows = _sort_by_time(rows, columns.time)
     return rows
@@ -114,7 +114,7 @@ def read_rows(candidate: Table, incumbent: Table | None, columns: Columns) -> pl
 
 @dataclass(frozen=True)
 class _Opened:
-    """A table whose columns are known, and what reads some of them. ``where``: for messages; ``kind``: of its file."""
+    """A table with known columns, and a reader for them. ``where``: its name in messages; ``kind``: its format."""
 
     where: str
     kind: str
@@ -133,7 +133,7 @@ class _Opened:
                 f"{self.where} has no column {name}, expected one of {', '.join(self.columns)}",
                 hint=f"{option} <column>",
             )
-        # Polars gives the second of two columns of CSV such a name. Which one is meant nobody can tell.
+        # Polars gives such a name to the second of two CSV columns of the same name. It is unclear which one is meant.
         if self.kind == "CSV" and f"{name}_duplicated_0" in self.columns:
             raise DataError(f"{self.where} has more than one column {name}", hint="another name for each column")
 
@@ -153,9 +153,9 @@ class _Opened:
             frame = self.load(list(dict.fromkeys([*renamed.values(), *kept])))
         if not frame.height:
             raise DataError(f"{self.where} has no rows", hint="a file with a row for each prediction")
-        # One file may have a column as text that another has as categories.
+        # One file may store a column as text that another file stores as categories.
         frame = frame.with_columns(cs.categorical().cast(pl.String), cs.enum().cast(pl.String))
-        # A column of scores may be a slice, too.
+        # A column of scores may also be a slice.
         return frame.select(*(pl.col(name).alias(new) for new, name in renamed.items()), *kept)
 
 
@@ -167,7 +167,7 @@ def _open(table: Table, whose: str) -> _Opened:
     if isinstance(table, os.PathLike):
         table = os.fspath(table)
     elif not isinstance(table, str):
-        # Of pandas and Arrow, too. A lazy frame would be computed again for each use.
+        # This also takes frames of pandas and Arrow. A lazy frame would be computed again for each use.
         if hasattr(table, "__arrow_c_stream__") and not isinstance(table, pl.LazyFrame):
             return _open(pl.DataFrame(table), whose)
         raise ConfigError(
@@ -188,7 +188,7 @@ def _open(table: Table, whose: str) -> _Opened:
         )
     readers = []
     for path in paths:
-        # Of a local file, Polars reads only the columns it needs. A file of an object store is read once as a whole,
+        # Polars reads only the columns it needs from a local file. A file of an object store is read once as a whole,
         # with retries.
         source: str | bytes = path
         if not isinstance(fs.inner, LocalFileSystem):
@@ -199,7 +199,7 @@ def _open(table: Table, whose: str) -> _Opened:
 
     def load(names: list[str]) -> pl.DataFrame:
         frames = [read(names) for _, read in readers]
-        # A CSV file without rows takes all columns for text.
+        # All columns of a CSV file without rows are read as text.
         with_rows = [frame for frame in frames if frame.height] or frames[:1]
         # CSV may have whole numbers in one file and fractions in another.
         return pl.concat(with_rows, how="vertical_relaxed")
@@ -239,7 +239,7 @@ def _unreadable(where: str, kind: str) -> Iterator[None]:
     try:
         yield
     except (pl.exceptions.PolarsError, OSError, ValueError) as error:
-        # Only the first line, because Polars goes on with advice for programmers.
+        # Keep only the first line, because Polars goes on with advice for programmers.
         what = (str(error).strip() or type(error).__name__).splitlines()[0]
         hint = "a whole file, whose name says its format"
         raise DataError(f"{where} cannot be read as {kind}: {what}", hint=hint) from None
@@ -250,14 +250,14 @@ def _reader(kind: str, source: str | bytes) -> tuple[list[str], Callable[[list[s
     import polars as pl
 
     def opened() -> Any:
-        # A new buffer each time, because a reader leaves it at its end.
+        # Use a new buffer each time, because a reader leaves it at its end.
         return source if isinstance(source, str) else io.BytesIO(source)
 
     if kind == "Parquet":
         columns = list(pl.read_parquet_schema(opened()))
         return columns, lambda names: pl.read_parquet(opened(), columns=names, glob=False)
     if kind == "CSV":
-        # All rows decide on the types: a key of digits may have a letter in the last row.
+        # Infer the types from all rows: a key of digits may have a letter in the last row.
         types: dict[str, Any] = {"infer_schema_length": None, "try_parse_dates": True}
         columns = pl.read_csv(opened(), n_rows=0, glob=False).columns
         return columns, lambda names: pl.read_csv(opened(), columns=names, glob=False, **types)
@@ -274,7 +274,7 @@ def _reader(kind: str, source: str | bytes) -> tuple[list[str], Callable[[list[s
 
 
 def _match(rows: pl.DataFrame, others: pl.DataFrame, columns: Columns) -> pl.DataFrame:
-    """Put the incumbent's score beside the candidate's row of the same key; without one, of the same number."""
+    """Add the incumbent's score to the candidate's row of the same key; without a key, of the same number."""
     import polars as pl
 
     by_key = "--key <column>, of both files, whose values name a row"
@@ -295,7 +295,7 @@ def _match(rows: pl.DataFrame, others: pl.DataFrame, columns: Columns) -> pl.Dat
     else:
         rows, hint = pl.concat([rows, others], how="horizontal"), by_key
     if _LABEL in rows.columns:
-        # Compared as numbers, because one file may have booleans or text where the other has 0 and 1.
+        # Compare as numbers, because one file may have booleans or text where the other has 0 and 1.
         ours = rows[columns.label].cast(pl.Float64, strict=False)
         differ = int(ours.ne_missing(rows[_LABEL].cast(pl.Float64, strict=False)).sum())
         if differ:
@@ -336,7 +336,8 @@ def _join(rows: pl.DataFrame, others: pl.DataFrame, key: list[str]) -> pl.DataFr
 
 
 def _require_key(table: pl.DataFrame, key: list[str], whose: str) -> None:
-    # Also of one file with both scores: rows that are there twice would count as two, and intervals be too narrow.
+    # This also applies to one file with both scores: repeated rows would count twice, and intervals would be too
+    # narrow.
     import polars as pl
 
     names, keys = ", ".join(key), table.select(key)
@@ -367,5 +368,5 @@ def _sort_by_time(rows: pl.DataFrame, time: str) -> pl.DataFrame:
         raise DataError(
             f"{missing:,} of {plural(rows.height, 'row')} have no time (column {time})", hint="a time for each row"
         )
-    # Rows of the same time keep their order, so that the figures do not depend on how they are sorted.
+    # Rows of the same time keep their order, so that the figures do not depend on the sort.
     return rows.sort(time, maintain_order=True)

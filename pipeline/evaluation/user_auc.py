@@ -34,13 +34,13 @@ def compare_gauc(scored: ScoredRows, confidence: float, replicates: int, blocks:
 
     Args:
         scored: Rows with finite logits; those whose user is negative, or which have no weight, are left out.
-        confidence: Of the intervals.
-        replicates: Of the bootstrap.
-        blocks: Users are drawn in as many blocks, or one by one where they are fewer.
-        seed: Of the draws.
+        confidence: The confidence of the intervals.
+        replicates: The number of bootstrap replicates.
+        blocks: Users are drawn in as many blocks, or one by one if they are fewer.
+        seed: The seed of the draws.
 
     Returns:
-        None where the rows have no users. Without figures where no user has rows of both classes.
+        None if the rows have no users. There are no figures if no user has rows of both classes.
     """
     if scored.users is None:
         return None
@@ -57,14 +57,14 @@ def compare_gauc(scored: ScoredRows, confidence: float, replicates: int, blocks:
     if not len(rows):
         return UserAuc(users=0, rows=0)
 
-    # Users that can be ranked are numbered anew, without gaps, in the order of their codes.
+    # Number the users that can be ranked anew, without gaps, in the order of their codes.
     user = (np.cumsum(both) - 1)[users[rows]]
     weights = np.ones(len(rows))
     if scored.weights is not None:
         weights = scored.weights[rows].astype(np.float64)
     user_weights: NDArray[Any] = np.bincount(user, weights)
 
-    # Draws are of users, because rows of one user are not independent. Both models share them.
+    # Draw users, because rows of one user are not independent. Both models share the draws.
     count = min(blocks, len(user_weights))
     draws = poisson_weights(replicates, count, seed)
     block = block_of_rows(len(user_weights), count)
@@ -111,9 +111,9 @@ def auc_of_users(
     """Return the AUC within each user, a tie counting one half.
 
     Args:
-        user: From 0 on, without gaps, [n]; each has rows of both classes with a weight above 0.
+        user: Numbers from 0 on, without gaps, [n]; each user has rows of both classes with a weight above 0.
         clicked: Whether each row was clicked, [n].
-        logits: Of the same rows, [n].
+        logits: The logits of the same rows, [n].
         weights: How many rows each row counts as, [n].
 
     Returns:
@@ -124,14 +124,15 @@ def auc_of_users(
     clicked_weight = np.where(clicked[order], weights[order], 0.0)
     other_weight = weights[order] - clicked_weight
 
-    # Rows of a user with the same logit are a tie, whose weights are added up.
+    # Rows of a user with the same logit are a tie, so their weights are added up.
     is_first = np.append(True, (user[1:] != user[:-1]) | (logits[1:] != logits[:-1]))
     first = np.flatnonzero(is_first)
     user = user[first]
     clicked_weight = np.add.reduceat(clicked_weight, first)
     other_weight = np.add.reduceat(other_weight, first)
 
-    # The weight of the same user's other rows that score lower: the running sum, less what it was before the user.
+    # Compute the weight of the same user's other rows that score lower: the running sum, less its value before the
+    # user.
     running = np.cumsum(other_weight)
     first_of_user = np.flatnonzero(np.append(True, user[1:] != user[:-1]))
     before_user = np.append(0.0, running)[first_of_user]

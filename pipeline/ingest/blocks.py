@@ -28,23 +28,23 @@ from pipeline.records.dataset import EVENTS, RAW, UNSEEN, VALIDATION, raw_column
 
 # Prefix of the columns that hold codes of ids.
 CODE = "code:"
-# Where the row of an event is: in train, in test, elsewhere.
+# Numbers for where the row of an event is: in train, in test, elsewhere.
 TRAIN_EVENT, TEST_EVENT, OTHER_EVENT = 0, 1, 2
-# Columns (bool) that pass 1 adds to typed rows. TEST is missing where a split by row's day decides after the last
-# block; VALIDATION_ROW marks validation rows if they are no test rows, KEPT those that stay if they are train rows, GAP
-# those that a split by time leaves out.
+# Columns (bool) that pass 1 adds to typed rows. TEST is missing if a split by the rows' day is decided only after the
+# last block. VALIDATION_ROW marks validation rows unless they are test rows, KEPT rows that stay if they are train
+# rows, and GAP rows that a split by time leaves out.
 TEST, VALIDATION_ROW, KEPT, GAP = "test", "validation_row", "kept", "gap"
-# Typed rows as `packed` writes them, wherever they lie.
+# Typed rows as `packed` writes them, in bytes or in an array.
 Packed = bytes | np.ndarray
-# Bytes of the length in front. Arrow reads columns where they lie, at multiples of as many bytes.
+# Bytes of the length in front. Arrow reads columns without a copy if they start at multiples of that many.
 _HEAD = 64
 
 
 @dataclass(frozen=True)
 class CountJob:
-    """Pass 1: the schema, the day that is wanted, and whether all rows are test rows or none (None: by row).
+    """The job of pass 1: the schema, the wanted day, and whether all rows are test rows or none (None: by row).
 
-    ``by_place``: the hash split goes by a row's file and number. ``cut``: of a split by time.
+    ``by_place``: the hash split goes by a row's file and number. ``cut``: where a split by time cuts.
     """
 
     spec: DataSpec
@@ -54,15 +54,15 @@ class CountJob:
     cut: TimeSplit | None = None
 
     def empty_counts(self) -> SplitCounts:
-        """What counts the rows; empty."""
+        """Return counts of no rows."""
         return SplitCounts(self.spec, self.test, by_place=self.by_place, cut=self.cut)
 
 
 @dataclass(frozen=True)
 class Counted:
-    """What pass 1 says of a block of ``rows`` rows, rejects included: rejects, rows of other days.
+    """The report of pass 1 on a block of ``rows`` rows, rejects included.
 
-    ``bytes``: as text (synthetic logs only). ``kept``: rows in the typed frame. ``lines``: of its file.
+    ``bytes``: size as text (synthetic logs only). ``kept``: rows in the typed frame. ``lines``: lines of its file.
     """
 
     file: str
@@ -77,7 +77,7 @@ class Counted:
 
 @dataclass(frozen=True)
 class TransformJob:
-    """Pass 2: the fitted state, and the first test day where the split is by row's day."""
+    """The job of pass 2: the fitted state, and the first test day if rows are split by their day."""
 
     spec: DataSpec
     state: FittedState
@@ -95,8 +95,8 @@ def count(block: Block, job: CountJob) -> tuple[Counted, SplitCounts, bytes]:
     """Run pass 1 on a block.
 
     Returns:
-        What is reported of the block, what is merged with other blocks, and its typed rows as ``packed`` (b"" where
-        there are none).
+        The report on the block, the counts to merge with those of other blocks, and its typed rows as ``packed`` (b""
+        if there are none).
     """
     raw = block.read()
     height, parsed = raw.frame.height, parse(raw.frame, raw.lines, job.spec, job.rule)
@@ -113,7 +113,7 @@ def count(block: Block, job: CountJob) -> tuple[Counted, SplitCounts, bytes]:
         masks = {TEST: splits.test, VALIDATION_ROW: splits.validation, KEPT: splits.kept, GAP: splits.left_out}
         columns = [mask.alias(name) for name, mask in masks.items() if mask is not None]
         typed = packed(without_hashes(parsed.frame, coded).with_columns(columns), coded)
-    # A row that was not read in a log of many days is of no day that is known.
+    # In a log of many days, the day of a row that could not be read is unknown.
     of_no_day = job.rule is not None and job.rule.others == "drop"
     rejects = list[Reject]()
     for reject in raw.rejects:
@@ -144,9 +144,10 @@ def transformed(typed: Packed, job: TransformJob) -> dict[str, pl.DataFrame]:
     test_rows = rows.filter(test)
     if KEPT in frame.columns:
         train = train & frame[KEPT]
+    # ``KEPT`` has left out the others. ``thinned`` takes no row away: it multiplies rates by the share that stayed.
     folders = {"train": thinned(rows.filter(train), job.spec.sampling.negatives), "test": test_rows}
 
-    # Beside the test rows, row by row, lies what the gate needs to score a model that was fitted to other data.
+    # Beside the test rows, row by row, is what the gate needs to score a model that was fitted to other data.
     is_test = test.to_numpy()
     test_ids = {name: ids.of_rows(is_test) for name, ids in coded.items()}
     raw = raw_numbers(frame, test, job.spec, job.state)
@@ -168,7 +169,7 @@ def transformed(typed: Packed, job: TransformJob) -> dict[str, pl.DataFrame]:
 
 
 def events_of(frame: pl.DataFrame, split: pl.Series) -> pl.DataFrame:
-    """The events of typed rows: two hashes of the key, whether they came with a click, day, and number of the split."""
+    """Return the events of typed rows: two hashes of the key, whether clicked, the day, and the number of the split."""
     day = pl.col(DAY) if DAY in frame.columns else pl.lit(0)
     return frame.select(
         pl.col(EVENT).alias("key"),
@@ -190,15 +191,15 @@ def train_rows(typed: Packed, first_test_day: int) -> pl.DataFrame:
     """Return the typed train rows of a block, every feature's hashes in them."""
     frame, coded = unpacked(typed)
     _, train = _split_masks(frame, first_test_day)
-    # Filtered last, for the hashes are those of all rows of the frame.
+    # Filter last, because the hashes are those of all rows of the frame.
     hashes = [ids.hashes_by_row().alias(f"hash:{name}") for name, ids in coded.items()]
     return frame.with_columns(hashes).filter(train)
 
 
 def _split_masks(frame: pl.DataFrame, first_test_day: int) -> tuple[pl.Series, pl.Series]:
-    # Test rows and train rows (bool [rows]). All others are validation rows or lie in the gap before the test rows.
-    # Without a column of pass 1 the day decides: the first test day counts back from the newest day of the log, which
-    # is known only after the last block of pass 1.
+    # Returns masks of test rows and train rows (bool [rows]). All others are validation rows or lie in the gap before
+    # the test rows. Without a column of pass 1 the day decides: the first test day counts back from the newest day of
+    # the log, which is known only after the last block of pass 1.
     test = frame[TEST] if TEST in frame.columns else frame[DAY] >= first_test_day
     train = ~test
     for others in (VALIDATION_ROW, GAP):
@@ -208,7 +209,7 @@ def _split_masks(frame: pl.DataFrame, first_test_day: int) -> tuple[pl.Series, p
 
 
 def to_float32(values: np.ndarray) -> np.ndarray | None:
-    """Return float64 ``values`` as float32, where each of them is one (or NaN); None where one is not."""
+    """Return float64 ``values`` as float32 if that changes none of them; otherwise None."""
     kernels = load_kernels("rows")
     if kernels is not None:
         return kernels.narrow(values)
@@ -222,8 +223,8 @@ def to_float32(values: np.ndarray) -> np.ndarray | None:
 def packed(frame: pl.DataFrame, coded: dict[str, Coded]) -> bytes:
     """Return typed rows as two Arrow IPC files, one after the other, behind the length of the first.
 
-    The second holds the distinct hashes. Written as they are: numbers that allow it as Float32, codes as UInt16. That
-    takes about the room that compression would leave, and a fraction of its time.
+    The second holds the distinct hashes. Nothing is compressed, but numbers become Float32 if they allow it, and codes
+    UInt16. That takes about as much room as compression, and a fraction of its time.
     """
     columns, hashes = [], []
     for name in frame.columns:
@@ -245,7 +246,7 @@ def packed(frame: pl.DataFrame, coded: dict[str, Coded]) -> bytes:
 
 
 def unpacked(data: Packed) -> tuple[pl.DataFrame, dict[str, Coded]]:
-    """Return what ``packed`` made ``data`` of, without a copy; numbers as they were written."""
+    """Restore what ``packed`` wrote to ``data``, without a copy; numbers keep the type that was written."""
     end = _HEAD + int.from_bytes(data[:_HEAD], "little")
     whole = pa.py_buffer(data)
     frames = list[pl.DataFrame]()

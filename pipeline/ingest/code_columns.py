@@ -1,4 +1,8 @@
-"""Tells whole numbers that are codes (a user, a city, a weekday) from those that are quantities, by points."""
+"""Tells whole numbers that are codes (a user, a city, a weekday) from those that are quantities, by points.
+
+For ``nightjar init``, which guesses a schema from a sample. Ingestion uses nothing of it, and its codes are something
+else: places among the distinct hashes of a block (``ids.Coded``).
+"""
 
 from __future__ import annotations
 
@@ -10,46 +14,46 @@ from itertools import takewhile
 import numpy as np
 import polars as pl
 
-# Points from which on a column is taken for codes; no single piece of evidence has as many.
+# Minimum points of a column that is taken for codes; no single piece of evidence has as many.
 LEAST_POINTS = 3
-# The same for few small values: a name suffices where nothing speaks against it.
+# The same threshold for few small values: a name suffices if nothing speaks against it.
 LEAST_OF_FEW = 2
 # The largest of few values, such as weekdays and kinds of devices; larger ones may be prices.
 LARGEST_OF_FEW = 99
 LEAST_ROWS = 100
-# Standard deviations from which on a covariance of halves of the sample is no luck.
+# Standard deviations above which a covariance of the halves of the sample is not chance.
 SURE = 4.0
-# Share of what values say of the label that a curve by their order leaves: codes have more.
+# Share of what values say about the label that a curve over their order leaves unexplained: codes leave more.
 LEFT = 0.3
-# Values by which the shape of a histogram is judged.
+# Minimum number of values to judge the shape of a histogram.
 LEAST_VALUES = 20
-# Values of a histogram with one peak, below which codes have one by luck.
+# Minimum number of values of a histogram with one peak; with fewer, codes have one peak by chance.
 LEAST_PEAK = 6
-# Values by which order is judged: a curve goes through fewer.
+# Minimum number of values to judge their order, because a curve fits fewer in any case.
 LEAST_RATES = 5
-# Values from which on a curve through them is no luck, and speaks against codes.
+# Minimum number of values for which a curve through them is not chance, and speaks against codes.
 LEAST_ORDERED = 10
-# Rows a value on average, by which frequencies are judged.
+# Minimum average number of rows per value to judge frequencies.
 LEAST_COUNT = 3
-# Consecutive values that are a block.
+# Minimum number of consecutive values that make a block.
 LEAST_BLOCK = 5
-# Share of a span that is there, from which on it has almost no gaps.
+# Share of a span's values that must occur for it to have almost no gaps.
 GAPLESS = 0.9
-# Values from which on a quantity has a tail.
+# Number of values above which a quantity has a tail.
 MANY = 1000
-# Share of the span that each quarter of the rows takes up at least where values are spread.
+# Minimum share of the span that each quarter of the rows takes up if values are spread.
 SPREAD = 0.05
-# Up to which the most frequent value is where codes begin with frequent ones.
+# Largest value that may be the most frequent one if codes begin with frequent ones.
 FIRST = 10
-# Share of the span that are values, below which they are few of those that could be.
+# Share of a span's values below which those that occur are few of the possible ones.
 FEW = 0.001
-# Rows of each value from which on others would have been seen, too.
+# Rows per value at which other values would have been seen, too.
 FEW_ROWS = 100
-# Share of multiples of five, above which few values are prices and the like.
+# Share of multiples of five above which few values are prices and the like.
 MOST_ROUND = 0.5
 _WORDS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 _PREPOSITIONS = frozenset(("of", "in", "at", "by", "on", "per", "from", "for", "to"))  # what stands before them counts
-# Letters of a word of the lists by which longer ones end: workclass, but not velocity by city.
+# Minimum letters of a listed word by whose ending longer words are known: workclass, but not velocity by city.
 _LEAST_ENDING = 5
 
 
@@ -66,7 +70,7 @@ _CODE_WORDS = _words_of(
     district currency weather daytime
     """
 )
-# These make a code of what stands before them, of a quantity too: age_group, price_category, time_zone.
+# These make a code of the word before them, even of a quantity: age_group, price_category, time_zone.
 _GROUP_WORDS = _words_of(
     """
     id code key zip group bucket bracket band zone timezone category segment cluster type class
@@ -80,7 +84,7 @@ _QUANTITY_WORDS = _words_of(
     ratio speed temperature latency delay discount bid fee tip feedback pct
     """
 )
-# Quantities (num_visits), but for things that are numbered.
+# These make a quantity (num_visits), unless they number one of the things below.
 _NUMBER_WORDS = ("num", "number", "no", "nr", "nbr")
 _NUMBERED = _words_of(
     """
@@ -94,15 +98,15 @@ _KINDS = {
     **dict.fromkeys(_QUANTITY_WORDS, "quantity"),
     **dict.fromkeys(_NUMBER_WORDS, "number"),
 }
-# Points for codes, or against, and why.
+# Points for or against codes, and the reasons.
 Found = Iterator[tuple[int, str]]
 
 
 def why_codes(name: str, numbers: pl.Series, clicks: np.ndarray) -> str:
-    """Why a column of numbers is taken for codes, in words; "" where it is taken for a quantity.
+    """Say why a column of numbers is taken for codes; "" if it is taken for a quantity.
 
     Args:
-        name: Of the column.
+        name: Name of the column.
         numbers: Float64, null where missing. A single negative value, most often -1, stands for an unknown one.
         clicks: Label of each row, 0 or 1.
     """
@@ -118,7 +122,8 @@ def why_codes(name: str, numbers: pl.Series, clicks: np.ndarray) -> str:
         return ""
     by_name, by_label = list(_by_name(name)), list(_by_label(place, clicks))
     found = [*by_name, *_by_values(distinct, counts), *_by_neighbours(counts), *by_label]
-    # Codes by how often they occur have the histogram of a count.
+    # Codes that were given out by frequency have the histogram of a count, so the shape is no evidence if the label
+    # speaks for codes.
     if not any(points > 0 for points, _ in by_label):
         found += _against_by_shape(counts)
     named = any(points == 2 for points, _ in by_name)
@@ -137,7 +142,7 @@ def why_codes(name: str, numbers: pl.Series, clicks: np.ndarray) -> str:
 
 
 def _by_name(name: str) -> Found:
-    # Points for words of codes in `name`, and against for words of quantities; the last one says what it is.
+    # Yields points for words of codes in `name`, and against for words of quantities; the last word says what it is.
     words = list(map(str.lower, _WORDS.findall(name)))
     if not words:
         return
@@ -154,14 +159,15 @@ def _by_name(name: str) -> Found:
     elif kind == "code":
         yield 2, f'"{head}" in its name'
     elif any(kinds):
-        # Something of a user, or users: an id of theirs, or a number of them. No kind but those of codes is left here.
+        # The name is about a user or users, say: it may be an id of theirs or a number of them. Only kinds of codes are
+        # left here.
         codes = [word for word, each in zip(words, kinds, strict=True) if each]
         yield 1, f'"{codes[-1]}" in its name'
 
 
 def _kind(word: str) -> str:
-    # What a word of a name stands for: code | codes | group | quantity | number; "" where no list has it.
-    # `codes`: a plural, which is as often a count. Longer words are known by their end: workclass, sitecategory.
+    # Returns what a word of a name stands for: code | codes | group | quantity | number; "" if no list has it. `codes`
+    # is a plural, which is as often a count. Longer words are known by their end: workclass, sitecategory.
     if word in _KINDS:
         return _KINDS[word]
     single = f"{word[:-3]}y" if word.endswith("ies") else word.removesuffix("s")
@@ -175,7 +181,7 @@ def _kind(word: str) -> str:
 
 
 def _by_values(distinct: np.ndarray, counts: np.ndarray) -> Found:
-    # Points for values as somebody gave them out: from 0 or 1 without gaps, in blocks, or few out of very many.
+    # Yields points for values that somebody gave out: from 0 or 1 without gaps, in blocks, or few out of very many.
     span = distinct[-1] - distinct[0] + 1
     if distinct[0] <= 1 and len(distinct) >= GAPLESS * span:
         yield 1, f"values from {distinct[0]:g} to {distinct[-1]:g} almost without gaps"
@@ -183,21 +189,21 @@ def _by_values(distinct: np.ndarray, counts: np.ndarray) -> Found:
     if distinct[0] == 0 and counts[0] > 0.5 * counts.sum():
         yield -2, "mostly 0, and a tail"
         return
-    # A block is what somebody numbered at a time, so there are several of them: ages are one, and a sentinel is none.
+    # Codes are given out a block at a time, so there are several blocks. Ages are a single one, and a sentinel is none.
     steps = np.diff(distinct)
     blocks = np.diff(np.flatnonzero(np.append(steps != 1, True)), prepend=-1)
     long = blocks[blocks >= LEAST_BLOCK]
     if len(long) > 1 and long.sum() >= GAPLESS * len(distinct) and steps.max() > len(distinct):
         yield 1, f"{len(long)} blocks of consecutive values"
         return
-    # Quantities of many rows have few values where they are rounded, as prices and limits are.
+    # Quantities of many rows have few values only if they are rounded, as prices and limits are.
     few = len(distinct) < FEW * span and counts.mean() >= FEW_ROWS
     if few and (distinct % 5 == 0).mean() <= MOST_ROUND:
         yield 1, f"{len(distinct):,} values out of {span:,.0f}"
 
 
 def _by_neighbours(counts: np.ndarray) -> Found:
-    # A point where the frequency of a value says nothing of its neighbour's: quantities have a shape.
+    # Yields a point if the frequency of a value says nothing about its neighbour's, because quantities have a shape.
     logs = np.log(counts)
     if len(counts) < LEAST_VALUES or counts.mean() < LEAST_COUNT or logs.std() == 0:
         return
@@ -206,22 +212,22 @@ def _by_neighbours(counts: np.ndarray) -> Found:
 
 
 def _likeness(logs: np.ndarray) -> float:
-    # Correlation of each of `logs` with the next one; NaN where all, but for one at an end, are equal.
+    # Returns the correlation of each of `logs` with the next one; NaN if all, except for one at an end, are equal.
     if np.ptp(logs[:-1]) == 0 or np.ptp(logs[1:]) == 0:
         return math.nan
     return float(np.corrcoef(logs[:-1], logs[1:])[0, 1])
 
 
 def _against_by_shape(counts: np.ndarray) -> Found:
-    # A point against a histogram as quantities have: smooth, or of few values with one peak.
-    # A histogram that falls from the first value on says nothing: codes that were given out by frequency have it, too.
+    # Yields a point against codes if the histogram is like a quantity's: smooth, or of few values with one peak. A
+    # histogram that falls from the first value on says nothing: codes that were given out by frequency have it, too.
     logs, ranks = np.log(counts), np.argsort(np.argsort(-counts, kind="stable"))
     if len(counts) >= LEAST_VALUES and counts.mean() >= LEAST_COUNT and logs.std() > 0:
         falls = np.corrcoef(ranks, np.arange(len(counts)))[0, 1] > 0.8
         if _likeness(logs) > 0.6 and not falls:
             yield -1, "a smooth histogram"
     elif LEAST_PEAK <= len(counts) < LEAST_VALUES:
-        # The ends of a small count are a matter of luck.
+        # The rare values at the ends of a count occur by chance.
         frequent = counts[counts > 0.02 * counts.max()]
         steps, peak = np.diff(frequent), int(np.argmax(frequent))
         one_peak = peak > 0 and (steps[:peak] > 0).all() and (steps[peak:] < 0).all()
@@ -231,8 +237,8 @@ def _against_by_shape(counts: np.ndarray) -> Found:
 
 
 def _by_many(values: np.ndarray, distinct: np.ndarray, counts: np.ndarray) -> Found:
-    # A point for very many values of what the name calls a code, where a quantity would have a tail.
-    # So a column of users is told in a log that has one or two rows of each, in which the label can say nothing.
+    # Yields a point for very many values if the name says code, because so many values of a quantity would have a tail.
+    # This finds a column of users in a log that has one or two rows of each, in which the label can say nothing.
     if len(distinct) <= MANY:
         return
     low, *_, high = quarters = np.quantile(values, [0, 0.25, 0.5, 0.75, 1])
@@ -244,9 +250,9 @@ def _by_many(values: np.ndarray, distinct: np.ndarray, counts: np.ndarray) -> Fo
 
 
 def _by_label(place: np.ndarray, clicks: np.ndarray) -> Found:
-    # Points by whether the order of values explains their click rates.
-    # What values say is the covariance of their click rates in two halves of the rows; noise is not common to both, so
-    # few rows decide nothing. A parabola by the values' rank, fitted in each half, takes away what their order says.
+    # Yields points by whether the order of values explains their click rates. What values say about the label is the
+    # covariance of their click rates in two halves of the rows. The halves share no noise, so few rows decide nothing.
+    # A parabola over the values' rank, fitted in each half, takes away what their order says.
     count = int(place.max()) + 1
     if count < LEAST_RATES or len(np.unique(clicks)) < 2:
         return
@@ -255,7 +261,7 @@ def _by_label(place: np.ndarray, clicks: np.ndarray) -> Found:
     halves = [_effects(place[rows], residuals[rows], count) for rows in (half, ~half)]
     covariance = float((halves[0][0] * halves[1][0]).sum())
     left = float((halves[0][1] * halves[1][1]).sum())
-    # The sum's deviation where values say nothing.
+    # SURE standard deviations of the sum if values say nothing.
     sure = SURE * clicks.var() * np.sqrt(count)
     if left > sure and left > LEFT * covariance:
         yield 2, "click rates in no order of the values"
@@ -264,8 +270,8 @@ def _by_label(place: np.ndarray, clicks: np.ndarray) -> Found:
 
 
 def _effects(place: np.ndarray, residuals: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-    # Effects of `count` values times the root of their rows, and those without a parabola by rank, float64 [count].
-    # Either has the variance of `residuals` where values say nothing.
+    # Returns the effects of `count` values times the root of their rows, and the same without a parabola over their
+    # rank, float64 [count]. Both have the variance of `residuals` if values say nothing.
     rows = np.bincount(place, minlength=count)
     root = np.sqrt(rows)
     effects = np.bincount(place, residuals, count) / np.maximum(root, 1)

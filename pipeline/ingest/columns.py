@@ -1,4 +1,7 @@
-"""What a column of a log holds, by its values alone: numbers, times, a tail, lists of ids, maps, vectors."""
+"""What a column of a log holds, by its values alone: numbers, times, a tail, lists of ids, maps, vectors.
+
+For ``nightjar init``, which guesses a schema from a sample. Ingestion goes by the schema (``schema.DataSpec``).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from pipeline.core.units import plural
 from pipeline.ingest.times import standard
 from pipeline.ingest.values import strings_of
 
-# Share of rows with a key, on average, below which objects are maps and no records.
+# Share of rows with a key, on average, below which objects are maps and not records.
 PRESENT = 0.7
 LEAST_WIDTH = 2
 _TEXT_SEPARATORS = (";", "|", " ", ",")
@@ -25,7 +28,7 @@ LOOKED_AT = 5000
 
 
 def with_maps(frame: pl.DataFrame) -> pl.DataFrame:
-    """``frame`` with columns of objects as lists of pairs, where their keys are ids: numbers, most of them absent."""
+    """Return ``frame`` with columns of objects as lists of pairs if their keys are ids: numbers, mostly absent."""
     columns = []
     for values in frame.get_columns():
         fields = values.dtype.fields if isinstance(values.dtype, pl.Struct) else []
@@ -60,8 +63,8 @@ def is_map(kind: pl.DataType) -> bool:
 
 
 def width_of(values: pl.Series) -> int | None:
-    """The numbers of every vector of a column of lists; None where it holds none: other lengths, or whole numbers."""
-    # A row without a vector says nothing of the width.
+    """Return the length of the vectors in a column of lists; None if lengths differ or all numbers are whole."""
+    # A row without a vector says nothing about the width.
     lengths = values.list.len().drop_nulls()
     if not values.dtype.inner.is_float() or lengths.n_unique() != 1:  # type: ignore[attr-defined]
         return None
@@ -79,12 +82,12 @@ def holds_numbers(values: pl.Series) -> bool:
     if not values.dtype.inner.is_float():  # type: ignore[attr-defined]
         return False
     flat = values.explode().drop_nulls()
-    # A column without a single number does not say that its numbers are whole.
+    # A column without a single number does not show that its numbers are whole.
     return not len(flat) or not (flat == flat.floor()).all()
 
 
 def weights_of(columns: Mapping[str, pl.Series], ids: Sequence[str], numbers: Sequence[str]) -> dict[str, str]:
-    """For a column of ids that of its weights: of ``numbers``, as long as it in every row, and not always as long."""
+    """Return each id column's column of weights: one of ``numbers`` with equally long lists, whose lengths vary."""
     chosen: dict[str, str] = {}
     for name in numbers:
         lengths = columns[name].list.len().fill_null(0)
@@ -92,13 +95,13 @@ def weights_of(columns: Mapping[str, pl.Series], ids: Sequence[str], numbers: Se
             continue
         alike = [one for one in ids if one not in chosen and (columns[one].list.len().fill_null(0) == lengths).all()]
         if alike:
-            # Of several candidates, the one that shares the longest start of its name: item_ids and item_weights.
+            # Take the candidate that shares the longest start of its name: item_ids and item_weights.
             chosen[max(alike, key=lambda one: len(os.path.commonprefix([one, name])))] = name
     return chosen
 
 
 def text_vector(text: pl.Series) -> tuple[int, str] | None:
-    """(width, separator) of the vectors that a column of text holds; None where it holds none."""
+    """Return (width, separator) of the vectors that a column of text holds; None if it holds none."""
     some = text.drop_nulls().head(LOOKED_AT).str.strip_chars().str.strip_prefix("[").str.strip_suffix("]")
     if not len(some):
         return None
@@ -113,16 +116,16 @@ def text_vector(text: pl.Series) -> tuple[int, str] | None:
     return None
 
 
-# Share of a column's values that are numbers where it is a column of numbers.
+# Least share of numbers among the values of a column of numbers.
 NUMERIC_SHARE = 0.995
 BINS = 32
-# Share of the times, below which one that is missing may be written as 0.
+# Share of the earliest times that do not count, because a missing time may be written as 0.
 EARLIEST = 0.01
 _LIST_SEPARATORS = ("|", ";", ",", " ")
 _TIME_NAMES = re.compile(r"time|date|stamp|created|(^|_)(ts|at|day|dt)$", re.I)
-# Parts of a second: how numbers count the time since 1970.
+# Parts of a second in which numbers may count the time since 1970.
 _UNITS = (1, 1e3, 1e6, 1e9)
-# Seconds, 1998 to 2103: other numbers are no times of a log.
+# Seconds since 1970, from 1998 to 2103. Other numbers are not times of a log.
 _EARLIEST, _LATEST = 9e8, 4.2e9
 _ISO = r"^\d{4}-\d\d-\d\d([ T]\d\d(:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d:?\d\d)?)?$"
 _OTHER_DATES = r"^(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{4}[./]\d{1,2}[./]\d{1,2})(\D|$)"
@@ -173,7 +176,7 @@ class SampleColumn:
 
     @cached_property
     def numbers(self) -> pl.Series:
-        """The values as Float64, null where they are none."""
+        """The values as Float64, null where they are not numbers."""
         numbers = self.text.cast(pl.Float64, strict=False)
         return numbers.set(~numbers.is_finite().fill_null(True), None)
 
@@ -202,7 +205,7 @@ class SampleColumn:
         return 1 - len(self.present) / max(len(self.text), 1)
 
     def seen(self) -> str:
-        """In words: how many values, of what kind, and how many are missing."""
+        """Say how many values there are, of what kind, and how many are missing."""
         words = [f"{self.distinct:,} distinct"]
         if self.is_numeric:
             numbers = self.numbers.drop_nulls()
@@ -217,15 +220,16 @@ class SampleColumn:
 
 
 def shorten(text: str) -> str:
-    """``text`` in quotes, at most 30 characters of it, on one line."""
+    """Put ``text`` in quotes, at most 30 characters of it, on one line."""
     return repr(text if len(text) <= 30 else f"{text[:27]}...")
 
 
 def without_broken_times(column: SampleColumn) -> SampleColumn:
-    """``column``; of one whose values are times but for a few, these are missing, as the rows will be."""
+    """Return ``column``; if its values are times except for a few, those become missing, as their rows will be."""
     if not len(column.present) or column.kind.is_temporal():
         return column
-    # Which values are times, for each way to write them: as text, or as seconds or parts of them since 1970.
+    # Masks of the values that are times, for each way to write them: as text, or as seconds or parts of them since
+    # 1970.
     masks = list[pl.Series]()
     if column.kind == pl.String:
         masks.append(column.text.str.contains(_ISO))
@@ -240,19 +244,19 @@ def without_broken_times(column: SampleColumn) -> SampleColumn:
 
 
 def without_broken_classes(column: SampleColumn) -> SampleColumn:
-    """``column``; of one that says yes and no but for a few words, these are missing, as the rows will be."""
+    """Return ``column``; if it says yes and no except for a few words, those become missing, as their rows will be."""
     two = find_two_classes(column, NUMERIC_SHARE)
     if two is None:
         return column
     others = SampleColumn(column.present.filter(~column.present.is_in(two)), ())
-    # Further numbers make a count of it.
+    # If other values are numbers, the column is a count.
     if not len(others.present) or len(others.numbers.drop_nulls()):
         return column
     return SampleColumn(column.text.set(~column.text.is_in(two), None), ())
 
 
 def find_two_classes(column: SampleColumn, share: float) -> list[str] | None:
-    """Find the two values, a yes and a no, that are at least ``share`` of those of ``column``; None without such."""
+    """Find the two values, a yes and a no, that are at least ``share`` of those of ``column``; None if it has none."""
     # The counts need a name that no column has: one may be called "count", the default.
     counts = column.present.value_counts(sort=True, name="rows of the sample")
     two: list[str] = counts[column.name][:2].to_list()
@@ -293,10 +297,10 @@ def is_time(column: SampleColumn) -> bool:
 
 
 def form_of(column: SampleColumn) -> tuple[str, str] | None:
-    """How a column of dates such as 31.01.2026 or 1/31/2026 10:00 is written, and how else all of it could be.
+    """Return how a column of dates such as 31.01.2026 or 1/31/2026 10:00 is written, and how else all could be read.
 
-    That is "" where the values tell; None for what is no such column. The day comes first where nothing tells. A few
-    values may be of no such form.
+    The second is "" if the values leave no doubt. None for other columns. The day comes first if nothing decides. A few
+    values may have another form.
     """
     if column.kind != pl.String or column.missing_share > 1 - NUMERIC_SHARE or not is_other_date(column):
         return None
@@ -305,7 +309,7 @@ def form_of(column: SampleColumn) -> tuple[str, str] | None:
     example = values.filter(values.str.contains(_OTHER_DATES))[0]
     sign = next(character for character in example if character in "./-")
     for clock in _CLOCKS:
-        # The form that reads most rows; of several the first, in which the day comes first.
+        # Take the form that reads most rows. On a tie the first one wins, in which the day comes first.
         fitting, most = list[str](), 0
         for order in (("%d", "%m", "%Y"), ("%m", "%d", "%Y"), ("%Y", "%m", "%d")):
             form = sign.join(order) + clock
@@ -326,7 +330,7 @@ def is_other_date(column: SampleColumn) -> bool:
 
 
 def comma_columns(frame: pl.DataFrame, missing: Iterable[str]) -> list[str]:
-    """Columns of text whose numbers have a decimal comma; none where those of another have a point."""
+    """Return columns of text whose numbers have a decimal comma; none if those of another column have a point."""
     found = list[str]()
     for values in frame.select(pl.col(pl.String)).get_columns():
         present = values.drop_nulls()
@@ -344,7 +348,7 @@ def comma_columns(frame: pl.DataFrame, missing: Iterable[str]) -> list[str]:
 
 
 def first_and_last_day(time: SampleColumn) -> tuple[str, str]:
-    """The days of the earliest and the latest of a column of times, YYYY-MM-DD; a few times of 1970 do not count."""
+    """Return the days of the earliest and the latest of a column of times, YYYY-MM-DD, without a few times of 1970."""
     days = list[str]()
     if time.is_numeric and not (time.present.str.len_bytes() == 8).all():
         first = time.numbers.quantile(EARLIEST) or 0
@@ -364,7 +368,7 @@ def first_and_last_day(time: SampleColumn) -> tuple[str, str]:
 
 
 def list_settings(column: SampleColumn) -> dict[str, str]:
-    """``separator`` and ``weight_separator`` of a column of text that holds lists; {} where it holds single ids."""
+    """Return ``separator`` and ``weight_separator`` of a column of text that holds lists; {} if it holds single ids."""
     whole = column.distinct
     for separator in _LIST_SEPARATORS:
         parts = column.present.str.split(separator)
@@ -383,6 +387,6 @@ def list_settings(column: SampleColumn) -> dict[str, str]:
 
 
 def bins_of(numbers: pl.Series) -> pl.Series:
-    """The bin of each number, of BINS that are as even as the values let them be; null where missing."""
+    """Return the bin of each number, of BINS that are as even as the values let them be; null where missing."""
     bounds = np.unique(np.quantile(numbers.drop_nulls(), np.arange(1, BINS) / BINS))
     return pl.Series(np.searchsorted(bounds, numbers.to_numpy(), side="right")).set(numbers.is_null(), None)

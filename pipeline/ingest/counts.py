@@ -1,8 +1,8 @@
 """How often the rows of a hashed feature and the values of a binned one were looked up; counts merge in any order.
 
-Of a vocabulary every id is counted, exactly and in bounded memory: beyond a limit the counts go to disk.
-There they lie in partitions by hash, so that those of an id meet again in one of them, and each partition is small
-enough to be added up by itself.
+A vocabulary counts every id, exactly and in bounded memory: beyond a limit the counts go to disk. There they are
+partitioned by hash, so that all counts of an id are in one partition, and each partition is small enough to be added
+up by itself.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SKETCH = 4096
 class HashedCounts(IdCounts):
     """Lookups per table row of one hash-mapped feature, and a sketch of its distinct ids.
 
-    ``ways``: functions of hashes and ``rows`` to row numbers, those that a lookup sums. Additions are kept by id until
-    the counts are asked for: many small counts merge into one array of ``rows``.
+    ``ways``: functions of hashes and ``rows`` to the row numbers that a lookup sums. Additions are kept by id until the
+    counts are asked for: many small counts merge into one array of ``rows``.
     """
 
     def __init__(self, rows: int, mapping: str, ways: Sequence[Callable[[pl.Series, int], pl.Series]]) -> None:
@@ -47,14 +47,14 @@ class HashedCounts(IdCounts):
         self.smallest = np.unique(np.concatenate([self.smallest, hashes]))[:SKETCH]
 
     def merge(self, other: HashedCounts) -> None:
-        """Take in what ``other`` counted."""
+        """Add the counts of ``other``."""
         self._pieces += other._pieces
         if other._all is not None:
             # Once `counts` was asked for, pieces are summed in this array, which is a piece with every row.
             self._pieces.append((np.arange(self.rows), other._all))
         # The smallest hashes of all are among the smallest of either.
         self.smallest = np.unique(np.concatenate([self.smallest, other.smallest]))[:SKETCH]
-        # Adds up the pieces: those of all blocks would take more memory than the array of rows.
+        # Reading `counts` adds up the pieces. Those of all blocks would take more memory than the array of rows.
         _ = self.counts
 
     @property
@@ -85,13 +85,13 @@ class HashedCounts(IdCounts):
         return counts
 
     def distribution(self, ids: int, bins: int) -> dict[str, Any]:
-        """Shares of the most frequent rows."""
+        """Return the shares of the most frequent rows."""
         keys = np.argsort(-self.counts, kind="stable")[:ids]
         shares = self.counts[keys] / max(int(self.counts.sum()), 1)
         return {"distinct": self.distinct, "keys": keys.tolist(), "shares": shares.tolist()}
 
     def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
-        """Shares of the rows ``then["keys"]``."""
+        """Return the shares of the rows ``then["keys"]``."""
         counts, keys = self.counts, np.array(then["keys"], np.int64)
         # `np.where` evaluates both sides: the modulo keeps keys of a table that was larger then within bounds.
         here = np.where(keys < len(counts), counts[keys % len(counts)], 0)
@@ -122,18 +122,18 @@ class BinCounts(HeldCounts):
         return np.concatenate([[missing, 0], per_bin])
 
     def distribution(self, ids: int, bins: int) -> dict[str, Any]:
-        """Shares of bins that are as even as the values let them be."""
+        """Return the shares of bins that are as even as the values let them be."""
         return self.sketch.distribution(bins)
 
     def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
-        """Shares of the bins between ``then["bounds"]``."""
+        """Return the shares of the bins between ``then["bounds"]``."""
         return self.sketch.shares_of(then)
 
 
 COUNTS = {"hash": pl.UInt64, "id": pl.String, "count": pl.Int64}
-# Distinct ids of all features together, about 64 bytes each.
+# Maximum number of distinct ids of all features together, about 64 bytes each.
 IDS_IN_MEMORY = 1 << 23
-# Of one feature at most: while they are merged they take several times as much.
+# Maximum number of distinct ids of one feature, because they take several times as much memory while merged.
 IDS_OF_A_FEATURE = 1 << 21
 LEAST_KEPT = 1 << 18
 _MERGE_ROWS = 1 << 15
@@ -143,7 +143,7 @@ _PARTITION_BITS = 6
 class VocabCounts(IdCounts):
     """How often each id of one feature was looked up; what was counted merges in any order.
 
-    ``kept``: how many ids ``table`` has at most where there were more than ``limit`` distinct ones in memory.
+    ``kept``: most ids of ``table`` once there were more than ``limit`` distinct ones in memory.
     """
 
     IDS = "ids"
@@ -159,7 +159,7 @@ class VocabCounts(IdCounts):
 
     @staticmethod
     def sharing(rows: int, vocabularies: int) -> VocabCounts:
-        """Empty counts for a table of ``rows``, of one of ``vocabularies`` features that share the memory for ids."""
+        """Return empty counts for a table of ``rows``; ``vocabularies`` features share the memory for ids."""
         return VocabCounts(kept_ids(rows), min(IDS_IN_MEMORY // max(vocabularies, 1), IDS_OF_A_FEATURE))
 
     def add(self, hashes: np.ndarray, ids: pl.Series, counts: np.ndarray) -> None:
@@ -168,20 +168,20 @@ class VocabCounts(IdCounts):
         self._append([pl.DataFrame(columns)])
 
     def merge(self, other: VocabCounts) -> None:
-        """Take in what ``other`` counted."""
+        """Add the counts of ``other``."""
         if other._disk is not None:
             for part in other._disk.blocks():
                 self._append([part])
         copies = []
         for piece in other.pieces:
-            # A copy in memory of its own. A piece that is kept would lie between buffers that are freed with the block,
+            # Copy the piece to memory of its own. Otherwise it would lie between buffers that are freed with the block,
             # and fragment the heap: after 128 blocks by some 7 % of the peak (docs/measurements/ingestion.md).
             half = piece.height // 2
             copies.append(pl.concat([piece.head(half), piece.slice(half)], rechunk=True))
         self._append(copies)
 
     def shares(self, count: int) -> list[VocabCounts]:
-        """By ranges of hashes."""
+        """Divide the counts by ranges of hashes."""
         merged = self._merged()
         if count == 1 and self._disk is None:
             return [self]
@@ -198,13 +198,13 @@ class VocabCounts(IdCounts):
         return parts
 
     def condensed(self, wanted: pl.Series) -> VocabCounts:
-        """What a fit and the checks need of these counts: sums, the ``kept`` most frequent ids and the ``wanted``."""
+        """Return what a fit and the checks need: sums, the ``kept`` most frequent ids and the ``wanted`` ones."""
         self.settle(wanted)
         return self.joined([self], wanted)
 
     @staticmethod
     def joined(pieces: Sequence[VocabCounts], wanted: pl.Series) -> VocabCounts:
-        """The ``condensed`` counts of all ranges of hashes, together."""
+        """Join the ``condensed`` counts of all ranges of hashes."""
         tables, distinct, total = [], 0, 0
         for piece in pieces:
             part = piece._all()
@@ -214,7 +214,7 @@ class VocabCounts(IdCounts):
         joined = VocabCounts(pieces[0].kept, pieces[0].limit)
         table = pl.concat(tables)
         if table.height > joined.kept:
-            # Ties by hash, as everywhere, so that the order of the pieces decides nothing.
+            # Ties go by hash, as everywhere, so that the order of the pieces decides nothing.
             ranked = table.sort(["count", "hash"], descending=[True, False])
             rest = ranked.slice(joined.kept).filter(pl.col("hash").is_in(wanted.implode()))
             table = pl.concat([ranked.head(joined.kept), rest]).rechunk()
@@ -224,7 +224,7 @@ class VocabCounts(IdCounts):
     def _append(self, pieces: list[pl.DataFrame]) -> None:
         self.pieces += pieces
         self._settled = None
-        # Merging whenever what waits outgrows half of the merged table costs O(1) per row in total.
+        # Merging whenever the added rows outgrow half of the merged table costs amortised O(1) per row.
         rows = sum(piece.height for piece in self.pieces)
         if rows - self.merged_rows > self.merged_rows // 2 + _MERGE_ROWS or rows > 2 * self.limit:
             self._merged()
@@ -234,7 +234,8 @@ class VocabCounts(IdCounts):
                 self.pieces, self.merged_rows = [], 0
 
     def _merged(self) -> pl.DataFrame:
-        # The pieces in memory as one table, which replaces them. Empty where nothing was counted or all is on disk.
+        # Merges the pieces in memory into one table, which replaces them. It is empty if nothing was counted or all is
+        # on disk.
         if not self.pieces:
             return pl.DataFrame(schema=COUNTS)
         # A single piece has distinct hashes already.
@@ -304,20 +305,20 @@ class VocabCounts(IdCounts):
         return np.concatenate([[missing, self.total - int(known.sum())], known])
 
     def distribution(self, ids: int, bins: int) -> dict[str, Any]:
-        """Shares of the most frequent ids."""
+        """Return the shares of the most frequent ids."""
         top = self.table().top_k(ids, by=["count", "hash"]).sort(["count", "hash"], descending=True)
         shares = top["count"].to_numpy() / max(self.total, 1)
         return {"distinct": self.distinct, "keys": top["hash"].to_numpy().tolist(), "shares": shares.tolist()}
 
     def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
-        """Shares of the ids whose hashes are ``then["keys"]``."""
+        """Return the shares of the ids whose hashes are ``then["keys"]``."""
         wanted = pl.DataFrame({"hash": pl.Series(then["keys"], dtype=pl.UInt64)})
         seen = wanted.join(self.table(), on="hash", how="left", maintain_order="left")["count"].fill_null(0)
         return seen.to_numpy() / max(self.total, 1)
 
 
 def kept_ids(rows: int) -> int:
-    """How many ids of a feature with a table of ``rows`` are told apart where there are too many for memory."""
+    """Return how many ids of a feature with a table of ``rows`` are told apart if there are too many for memory."""
     return max(2 * rows, LEAST_KEPT)
 
 
@@ -331,5 +332,5 @@ class _Settled:
 
 
 def _added_up(pieces: list[pl.DataFrame]) -> pl.DataFrame:
-    # min, not first: should two ids share a hash, the result does not depend on the order of blocks.
+    # Use min and not first: should two ids share a hash, the result does not depend on the order of blocks.
     return pl.concat(pieces).group_by("hash").agg(pl.min("id"), pl.sum("count"))

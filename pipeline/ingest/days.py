@@ -26,17 +26,17 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
 EPOCH = date(1970, 1, 1)
-# Between a snapshot's fingerprint and those of late rows.
+# Separator between a snapshot's fingerprint and those of late rows.
 LATE = " late "
 
 
 def day_number(day: date) -> int:
-    """Days since 1970-01-01: how the column ``day`` of a dataset counts them."""
+    """Return the days since 1970-01-01, as the column ``day`` of a dataset counts them."""
     return (day - EPOCH).days
 
 
 def day_of(number: int) -> date:
-    """The day with that number."""
+    """Return the day with that number."""
     return EPOCH + timedelta(days=number)
 
 
@@ -46,7 +46,7 @@ def filled(pattern: str, day: date) -> str:
 
 
 def path_of(data: DataConfig, day: date | None) -> str:
-    """Where the logs of ``day`` lie; ``data.path`` where it names no day."""
+    """Return where the logs of ``day`` are; ``data.path`` if it names no day."""
     if day is None:
         return data.path or ""
     return filled(data.path or "", day)
@@ -69,19 +69,19 @@ class DayState:
 
 
 def snapshot_of(data: DataConfig, mark: str | None = None) -> Snapshot | None:
-    """The table or stream that ``data`` names as it is now, or as it was when ``mark`` was its fingerprint.
+    """Return the table or stream that ``data`` names as it is now, or as it was when ``mark`` was its fingerprint.
 
-    None for logs in files. ``mark``: of ``day_fingerprint``.
+    None for logs in files. ``mark``: from ``day_fingerprint``.
     """
     if data.connector is None:
         return None
-    # What follows LATE marks late rows in datasets of the store, which a table or stream does not know.
+    # The part after LATE marks late rows in datasets of the store, which a table or stream does not know.
     of_snapshot = (mark or "").partition(LATE)[0]
     return data.connector.open(data, of_snapshot)
 
 
 def _waits(data: DataConfig, day: date, now: float | None) -> bool:
-    # Whether it is too early to do without what has not arrived.
+    # Whether it is too early to go on without the logs that have not arrived.
     most = data.watermark.max_age_hours
     if most is None:
         # Without a limit the day waits until everything has arrived.
@@ -95,14 +95,14 @@ def _waits(data: DataConfig, day: date, now: float | None) -> bool:
 def day_state(data: DataConfig, day: date, now: float | None = None, snapshot: Snapshot | None = None) -> DayState:
     """Check whether the logs of ``day`` are complete by ``data.watermark``, and say what they lack.
 
-    Rows are counted in files of the day alone, and no further than asked for; of logs with a day column, ingestion
-    counts them itself.
+    Rows are counted only in files of the day, and only as far as needed; ingestion itself counts those of logs with a
+    day column.
 
     Args:
         data: the logs.
         day: the day.
         now: seconds since 1970; None takes the clock's.
-        snapshot: of a table or stream, where it is open.
+        snapshot: the table or stream, if it is open.
     """
     path = path_of(data, day)
     if data.format == "synthetic":
@@ -150,10 +150,10 @@ def _lacks(data: DataConfig, day: date, now: float | None, delivery: Delivery) -
 
 
 def counted_rows(data: DataConfig, files: LogFiles, enough: int) -> int:
-    """Rows of ``files`` as they were delivered, counted until there are ``enough``."""
+    """Count the rows of ``files`` as they were delivered, until there are ``enough``."""
     kind, rows = format_named(data.format), 0
     for path, label in zip(files.paths, files.labels, strict=True):
-        # Files of columns compress their own pages.
+        # Columnar files compress their own pages.
         packed = path if kind.by_line else ""
         with readable(label), files.fs.open(path, "rb") as source, decompressed(source, packed) as stream:
             rows += kind.rows(stream, data, enough - rows)
@@ -171,7 +171,7 @@ def require_complete(data: DataConfig, now: float | None = None, snapshot: Snaps
 
 
 def incomplete(day: date, missing: list[str]) -> DataError:
-    """The error for a day that cannot be ingested yet."""
+    """Return the error for a day that cannot be ingested yet."""
     late = "run the same command once the day is delivered"
     if any(reason.startswith("there are no files at ") for reason in missing):
         hint = f"check data.path; if the day is late, {late}"
@@ -184,7 +184,7 @@ def incomplete(day: date, missing: list[str]) -> DataError:
 
 
 def day_fingerprint(data: DataConfig, store: Store | None) -> str:
-    """Fingerprint of the logs of ``data.day``, with the late rows that other days' datasets keep for it; "" if none."""
+    """Fingerprint the logs of ``data.day``, with the late rows that other days' datasets keep for it; "" if none."""
     marks = list[str]()
     snapshot = snapshot_of(data)
     if snapshot is not None:
@@ -201,12 +201,12 @@ def day_fingerprint(data: DataConfig, store: Store | None) -> str:
         marks.append(fingerprint(path_of(data, day), columns))
         for dataset, name in late_files(data, store, day):
             marks.append(dataset.files[name].checksum)
-    # No fingerprint while a day lacks its logs: that of the other days would not change once they are delivered.
+    # There is no fingerprint while a day lacks its logs: that of the other days would not change once they arrive.
     return "-".join(marks) if all(marks) else ""
 
 
 def delivered_mark(data: DataConfig, day: date) -> str:
-    """Fingerprint of what was delivered for ``day``, clicks that came later too; "" if there is nothing."""
+    """Fingerprint what was delivered for ``day``, with clicks that came later; "" if there is nothing."""
     if data.format == "synthetic":
         return ""
     if data.connector is not None:
@@ -218,12 +218,12 @@ def delivered_mark(data: DataConfig, day: date) -> str:
 
 
 def late_name(day: date) -> str:
-    """The file of a dataset that holds the rows it kept for ``day``."""
+    """Return the file of a dataset that holds the rows it kept for ``day``."""
     return f"late/{day}.parquet"
 
 
 def late_files(data: DataConfig, store: Store | None, day: date) -> Iterator[tuple[Artifact, str]]:
-    """Datasets of the days around ``day`` that keep rows of it, with the file's name, in the order of their days."""
+    """Yield datasets of the days around ``day`` that keep rows of it, with the file's name, in the order of days."""
     if store is None or data.late != "own_day":
         return
     # Rows that came with a day of this very dataset are not kept elsewhere.
@@ -238,7 +238,7 @@ def late_files(data: DataConfig, store: Store | None, day: date) -> Iterator[tup
 
 
 def day_dataset(store: Store, name: str, day: str) -> Artifact | None:
-    """The dataset of ``day`` (or range) under ``name``: the one committed last; None where there is none."""
+    """Return the dataset of ``day`` (or range) under ``name``: the one committed last; None if there is none."""
     datasets = list[Artifact]()
     for key in store.names(dataset_path(name, "", day)):
         artifact = store.find(dataset_path(name, key, day))
@@ -250,7 +250,7 @@ def day_dataset(store: Store, name: str, day: str) -> Artifact | None:
 
 
 def previous_dataset(store: Store, name: str, day: date) -> Artifact | None:
-    """The dataset of the newest day before ``day`` under ``name``: what ``data.mapping_from`` should be."""
+    """Return the dataset of the newest day before ``day`` under ``name``: what ``data.mapping_from`` should be."""
     before = []
     for entry in store.names(dataset_path(name, "", "")):
         last = entry.rpartition("..")[2]
@@ -264,7 +264,7 @@ def previous_dataset(store: Store, name: str, day: date) -> Artifact | None:
 
 
 def replaced(store: Store, data: DataConfig, key: str) -> Artifact | None:
-    """The dataset of the same day, from another delivery of its logs, that the dataset with ``key`` replaces."""
+    """Return the dataset of the same day, from another delivery, that the dataset with ``key`` replaces."""
     # A dataset of a whole log belongs to no day. One that is made aside does not become the dataset of its day, so it
     # replaces none.
     if data.day is None or data.aside:

@@ -1,8 +1,8 @@
 """Rows of earlier days whose click came later, taken from their own day's dataset to be trained on once more.
 
-The rows lie there as they were transformed that day. Ids are brought to the rows that today's mapping has for them, by
-their hashes; an id that had no row then has none now. Labels of tasks that cannot happen without a click are missing:
-the 0 that they had was of a row without one.
+The rows are stored there as they were transformed that day. Their ids are mapped by hash to the rows of today's
+mapping; an id that had no row then has none now. Labels of tasks that cannot happen without a click are missing,
+because the 0 that they had was that of a row without a click.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 def corrected_rows(
     store: Store, dataset: Artifact, events: pl.DataFrame, day: int, spec: DataSpec, state: FittedState
 ) -> pl.DataFrame | None:
-    """The train rows of ``dataset`` with the ``events`` (key, check) of ``day``, clicked, as ``state`` transforms them.
+    """Return train rows of ``dataset`` with ``events`` (key, check) of ``day``, clicked, as ``state`` transforms them.
 
     ``day``: days since 1970. None where the dataset was made with other features, columns or transforms.
     """
@@ -52,7 +52,7 @@ def corrected_rows(
     rows = _taken(store, dataset, schema, _places(store, dataset, events, day))
     columns: list[pl.Expr | pl.Series] = [pl.lit(1.0, pl.Float32).alias(LABEL)]
     for task in after_click(spec):
-        # The dataset has 0, as its row had no click. Now that it has one, the label of what follows it is unknown.
+        # The dataset has 0, because the row had no click. Now that it has one, labels of what follows it are unknown.
         columns.append(pl.lit(np.nan, pl.Float32).alias(task_column(task)))
     for f in spec.sparse:
         columns.append(_moved(rows[f.name], before.sparse[f.name], state.sparse[f.name]))
@@ -66,12 +66,13 @@ def _has_columns(store: Store, dataset: Artifact, schema: DatasetSchema, now: pl
     # All files of a split are written with one schema.
     with store.open(f"{dataset.path}/{schema.files['train'][0]}") as source:
         then = pl.read_parquet_schema(source)
-    # Further columns do no harm: they are not selected. Types must agree: rows are written beside those of today.
+    # Further columns are not selected. Types must agree, because these rows are written beside today's.
     return all(then.get(column) == kind for column, kind in now.schema.items())
 
 
 def _alike(spec: DataSpec, before: FittedState, now: FittedState) -> bool:
-    # Whether rows of one state can be brought to the other: dense transforms stay, tables without a vocabulary too.
+    # Whether rows of one state can be brought to the other: dense transforms and tables without a vocabulary must
+    # agree.
     for f in spec.dense:
         then = before.dense.get(f.name)
         if then is None or (then.mean, then.std) != (now.dense[f.name].mean, now.dense[f.name].std):
@@ -94,7 +95,7 @@ def _same_bounds(one: np.ndarray | None, other: np.ndarray | None) -> bool:
 
 
 def _places(store: Store, dataset: Artifact, events: pl.DataFrame, day: int) -> np.ndarray:
-    # The rows of split train that have one of the `events` of `day`: other days may have other rows of a key.
+    # Returns the train rows that have one of the `events` of `day`. Other days may have other rows with the same key.
     places, before = [np.zeros(0, np.int64)], 0
     for block in events_of(store, dataset):
         train = block.filter(pl.col("split") == TRAIN_EVENT).with_row_index("row", before)

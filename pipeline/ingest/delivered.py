@@ -1,10 +1,10 @@
-"""Which logs a dataset was made of: known by folder and marks, and by their content where these are not enough.
+"""Tells which logs a dataset was made of: by folder and marks, and by their content where these are not enough.
 
 Two logs may have equal names, sizes and times of change: an archive that was packed with fixed times, a copy that kept
-its times and was edited since. Where marks say no more than a time, ``sources/`` of the store remembers which log was
-read first with some marks: the folders that it lay in, and a checksum of its bytes. Logs with the same marks in other
-folders are the same where the checksum is, and else have a mark of their own. What was found of them is kept, too, so
-that no log is read twice to know it. Records are small and stay when datasets are removed: keys outlive these.
+its times and was edited since. If marks are no more than a time, ``sources/`` of the store records which log was read
+first with these marks: its folders, and a checksum of its bytes. Logs with the same marks in other folders are the same
+if the checksum is; otherwise they get a mark of their own. The result is recorded, too, so that no log is read twice
+for it. Records are small and stay when datasets are removed, because keys outlive datasets.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from pipeline.ingest.rawfiles import files_at, opened, tells_content
 from pipeline.store.artifacts import Store
 from pipeline.store.conditional import Seen, SwappedError, read_marked, swap
 
-# File of a dataset: where its logs lay, and what they held.
+# File of a dataset that says where its logs were, and what they held.
 SOURCES = "sources.json"
-# Between the marks of a log and what tells its folders from those of another log with these marks.
+# Separator between the marks of a log and a digest of its folders, which tells it from another log with these marks.
 APART = " in "
 _ROOM, _FIRST = "sources", "first.json"
 # Bytes read at a time.
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 def told_apart(data: DataConfig, store: Store, mark: str) -> str:
-    """Return ``mark``, or one of its own for a log that only looks like the one that was first read with that mark.
+    """Return ``mark``, or another one for a log that only looks like the log that was first read with that mark.
 
     ``mark``: fingerprint of the logs that ``data`` names. A log that was not compared before is read.
     """
@@ -61,7 +61,7 @@ def told_apart(data: DataConfig, store: Store, mark: str) -> str:
         try:
             store.write_json(_path(mark, folders), known)
         except ArtifactError as error:
-            # Who may only read the store compares again.
+            # A user who may only read the store compares again each time.
             log.debug("what the log in %s holds is not kept: %s", folders, error)
     if first["checksum"] == known["checksum"]:
         return mark
@@ -69,7 +69,7 @@ def told_apart(data: DataConfig, store: Store, mark: str) -> str:
 
 
 def without_folders(mark: str) -> str:
-    """The fingerprint that ``told_apart`` was given."""
+    """Return the fingerprint that ``told_apart`` was given."""
     return mark.partition(APART)[0]
 
 
@@ -84,7 +84,7 @@ def require_same_log(data: DataConfig, store: Store, mark: str) -> None:
 
 
 def warn_of_unknown_log(data: DataConfig, store: Store, dataset: str) -> None:
-    """Warn where nothing tells whether ``dataset`` was made of the log that ``data`` names, or of one with its marks.
+    """Warn if nothing tells whether ``dataset`` was made of the log that ``data`` names, or of one with its marks.
 
     Releases before ``sources/`` kept no checksum. Another key for their datasets would make all of them again.
     """
@@ -101,19 +101,19 @@ def warn_of_unknown_log(data: DataConfig, store: Store, dataset: str) -> None:
 
 @contextmanager
 def compared(data: DataConfig, store: Store, mark: str | None) -> Iterator[Sources]:
-    """Within, what the logs of ``data`` hold is summed up while they are read; ``mark``: as of ``told_apart``."""
+    """Sum up what the logs of ``data`` hold while they are read in this context; ``mark``: from ``told_apart``."""
     # Leaving the pool waits for its thread, so that no file is still open when the caller goes on.
     stopped = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         try:
             yield Sources(data, store, mark, pool, stopped)
         finally:
-            # Stops a checksum that nobody waited for, as after an error.
+            # Stop a checksum that is no longer needed, as after an error.
             stopped.set()
 
 
 class Sources:
-    """What the logs of a dataset hold, summed up beside the passes over them, which read the same bytes."""
+    """Sums up what the logs of a dataset hold, beside the passes over them, which read the same bytes."""
 
     def __init__(
         self, data: DataConfig, store: Store, mark: str | None, pool: ThreadPoolExecutor, stopped: threading.Event
@@ -135,7 +135,7 @@ class Sources:
     def record(self) -> dict[str, Any] | None:
         """Keep in the store what was read under the mark, and return it for ``sources.json``.
 
-        None where marks follow the content, or there are no files of logs.
+        None if marks follow the content, or if the logs are not files.
 
         Raises:
             LaunchError: Another run has read another log under the same mark meanwhile.
@@ -162,7 +162,7 @@ def _mixed_up(data: DataConfig) -> LaunchError:
 
 
 def _first(store: Store, mark: str, record: dict[str, Any]) -> dict[str, Any]:
-    # The record of the log that was read first with `mark`: `record`, unless another run was faster.
+    # Returns the record of the log that was read first with `mark`: `record`, unless another run was faster.
     data = (json.dumps(record, indent=1) + "\n").encode()
     seen = read_marked(store, _path(mark))
     if seen.data is None:
@@ -175,7 +175,7 @@ def _first(store: Store, mark: str, record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _path(mark: str, folders: Sequence[str] | None = None) -> str:
-    # The record of the log in `folders` that has `mark`; without them, of the log that was read first with it.
+    # Returns the path of the record of the log in `folders` with `mark`; without them, of the log that was read first.
     name = _FIRST
     if folders is not None:
         name = _digest("\n".join(folders)) + ".json"
@@ -195,7 +195,7 @@ def _read(store: Store, mark: str, folders: Sequence[str] | None = None) -> dict
 
 
 def _files_that_look_alike(data: DataConfig) -> list[tuple[AbstractFileSystem, str]]:
-    # The files of the logs, if other content may have the same marks; [] where marks follow the content.
+    # Returns the files of the logs, if other content may have the same marks; [] if marks follow the content.
     if data.format in ("synthetic", "tables") or data.connector is not None:
         return []
     urls = [data.path or ""]
@@ -214,7 +214,7 @@ def _files_that_look_alike(data: DataConfig) -> list[tuple[AbstractFileSystem, s
 
 
 def _folders(files: Sequence[tuple[AbstractFileSystem, str]]) -> list[str]:
-    # The folders of all files, as URLs. A local link counts as what it leads to: a folder, or a file.
+    # Returns the folders of all files, as URLs. A local link counts as what it leads to: a folder, or a file.
     found = set()
     for fs, name in files:
         folder = name.rpartition("/")[0]
@@ -222,14 +222,14 @@ def _folders(files: Sequence[tuple[AbstractFileSystem, str]]) -> list[str]:
             target = name if Path(name).is_symlink() else folder
             found.add(f"file://{os.path.realpath(target)}")
             continue
-        # One store may have several names (s3, s3a): the first is always the same.
+        # One store may have several names (s3, s3a), of which the first is always the same.
         protocol = fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]
         found.add(f"{protocol}://{folder}")
     return sorted(found)
 
 
 def _checksum(files: Sequence[tuple[AbstractFileSystem, str]], stopped: threading.Event) -> str:
-    # Hash of the names and bytes of all files; of some of them once it is `stopped`.
+    # Returns a hash of the names and bytes of all files; of only some of them once it is `stopped`.
     digest = xxhash.xxh3_128()
     for fs, name in files:
         # Each file is hashed by itself: bytes that move from the end of one file to the next make another log.

@@ -11,15 +11,15 @@ from pipeline.ingest.sample import LogSample
 from pipeline.specs.connector import CONNECTORS
 
 _PLAIN = re.compile(r"[A-Za-z_][\w-]*")
-# What YAML does not read as text.
+# Words that YAML does not read as text.
 _NOT_TEXT = re.compile(r"(?i)(true|false|yes|no|on|off|y|n|null)$")
 _WIDTH = 118
 
 
 def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
-    """The file ``data/<name>.yaml`` for the log of ``sample``."""
+    """Return the file ``data/<name>.yaml`` for the log of ``sample``."""
     label, text = schema.label, sample.text
-    # A package adds a connector and no file data/<connector>.yaml; columns of Parquet are typed as a table's are.
+    # A package's connector has no file data/<connector>.yaml. Parquet's serves: its columns are typed as a table's are.
     of_package = sample.kind in CONNECTORS.names() and bool(CONNECTORS.package(sample.kind))
     rows = plural(sample.rows, "row")
     if sample.total != sample.rows:
@@ -94,7 +94,7 @@ def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
 
 
 def _escape(line: str) -> str:
-    # Line breaks and the like, which names of columns may hold, as they are escaped within quotes.
+    # Escapes line breaks and the like, which names of columns may hold, as they are escaped within quotes.
     if line.isprintable():
         return line
     characters = []
@@ -120,7 +120,7 @@ def _features(group: str, guesses: list[Guess]) -> list[str]:
                 value = quoted(value)
             words.append(f"{key}: {value}")
         entries.append(f"  {quoted(guess.name)}: {{{', '.join(words)}}}")
-    # The comments below each other, but for those of very long entries.
+    # Align the comments, except for those of very long entries.
     margin = max((len(entry) for entry in entries if len(entry) < _WIDTH // 2), default=0)
     lines = [f"{group}:"]
     for entry, guess in zip(entries, guesses, strict=True):
@@ -129,7 +129,7 @@ def _features(group: str, guesses: list[Guess]) -> list[str]:
 
 
 def quoted(text: str) -> str:
-    """``text`` as YAML reads it back: with quotes where it would be something else without; ``${`` is no reference."""
+    """Write ``text`` as YAML reads it back: in quotes if it would be something else without; ``${`` is no reference."""
     if _PLAIN.fullmatch(text) and not _NOT_TEXT.fullmatch(text):
         return text
     # A JSON string is a YAML string. OmegaConf takes `${` for a reference unless a backslash stands before it, which is

@@ -1,7 +1,7 @@
 """How often the contents of rows repeat, from a sample of them that merges exactly; a row's place as a hash.
 
-Equal rows stay on one side of the hash split. Where most rows repeat, as in a log of few features, that holds out whole
-contents instead of rows: of one feature, every id of the test rows would be one that no train row has.
+Equal rows stay on one side of the hash split. If most rows repeat, as in a log of few features, that holds out whole
+contents instead of rows: with one feature, no train row would have any id of the test rows.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pipeline.ingest.moments import hashes_of
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sketch import added_up
 
-# Distinct contents, those with the smallest hashes.
+# Distinct contents in the sample, those with the smallest hashes.
 SAMPLE = 4096
-# Rows that share a content; fewer may be one row that was delivered again.
+# Minimum rows that share a content for it to repeat; fewer may be one row that was delivered again.
 OFTEN = 4
 
 
@@ -31,10 +31,10 @@ class Contents:
         self.rows = 0
 
     def add(self, hashes: np.ndarray) -> None:
-        """Take in the content hashes (uint64) of rows."""
+        """Add the content hashes (uint64) of rows."""
         least = hashes
         if len(hashes) > 4 * SAMPLE:
-            # Most rows are no part of the sample: a cut that leaves enough distinct ones saves sorting them.
+            # Most rows are not part of the sample: a cut that leaves enough distinct ones saves sorting them.
             cut = np.uint64(2 * SAMPLE * 2.0**64 / len(hashes))
             least = hashes[hashes < cut]
         distinct, counts = np.unique(least, return_counts=True)
@@ -46,7 +46,7 @@ class Contents:
         self.merge(new)
 
     def merge(self, other: Contents) -> None:
-        """Take in what ``other`` counted."""
+        """Add the counts of ``other``."""
         self.rows += other.rows
         # A hash among the smallest of all is among the smallest wherever it occurs: its counts are complete.
         distinct, total = added_up((self.hashes, other.hashes), (self.counts, other.counts))
@@ -62,19 +62,20 @@ class Contents:
         """Whether more than half of the rows have a content that OFTEN rows share."""
         if not self.rows:
             return False
-        # What repeats often is rare among distinct contents, and the sample may miss it: the others are counted.
+        # Contents that repeat often are rare among distinct contents, and the sample may miss them. So count the
+        # others.
         seldom = float(self.counts[self.counts < OFTEN].sum()) * self.distinct / len(self.hashes)
         return seldom < self.rows / 2
 
 
 def place_hashes(file: str, lines: np.ndarray) -> np.ndarray:
-    """Stable hash (uint64) of each row's place: its ``file`` and line number."""
+    """Return a stable hash (uint64) of each row's place: its ``file`` and line number."""
     name = np.full(len(lines), xxhash.xxh64_intdigest(file.encode(errors="surrogateescape")), np.uint64)
     return hash_rows([name, lines.astype(np.uint64)])
 
 
 def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:
-    """Stable hash (uint64) of each typed row's features.
+    """Return a stable hash (uint64) of each typed row's features.
 
     The label is left out: with it, equal rows that differ in the click alone fall on different sides of the split,
     and the side of a row tells its label.
@@ -96,15 +97,15 @@ def row_hashes(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray:
         return kernels.mix([each.to_arrow() for each in words])
     bits = []
     for each in words:
-        # As in the kernel, a missing hash is 0 and a missing number NaN.
+        # A missing hash is 0 and a missing number NaN, as in the kernel.
         missing = np.nan if each.dtype.is_float() else 0
         bits.append(each.fill_null(missing).to_numpy().view(np.uint64))
     return hash_rows(bits)
 
 
 def _fold(lists: pl.Series) -> pl.Series:
-    # One UInt64 per list: the sum of its elements' hashes, each divided by an odd number that depends on its place, so
-    # that lists with the same ids in another order differ.
+    # Returns one UInt64 per list: the sum of its elements' hashes, each divided by an odd number that depends on its
+    # place, so that lists with the same ids in another order differ.
     frame = lists.to_frame("h").with_row_index("row").explode("h").drop_nulls()
     place = pl.int_range(pl.len()).over("row").cast(pl.UInt64)
     folded = frame.with_columns(pl.col("h") // (place * 2 + 1)).group_by("row").agg(pl.col("h").sum())

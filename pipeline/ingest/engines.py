@@ -1,12 +1,12 @@
-"""Who runs the two passes over the blocks of a log: threads of this process (``local``), or workers of Ray (``ray``).
+"""Engines that run the two passes over the blocks of a log: in threads (``local``), or in workers of Ray (``ray``).
 
 An engine counts every block of its sources, keeps their typed rows, fits the mappings of ids, and writes those rows.
-Everything happens in the order of the blocks, whoever finishes first, so a dataset's bytes are the same out of both.
+Everything happens in the order of the blocks, whichever finishes first, so both make the same bytes.
 
-Threads of this process share the parts of a log: one thread at a time reads a part, several read several. Whoever is
-free takes the next block of the first part that nobody reads at the moment, so a part that is slow to decode holds
-nobody up, and a second one is opened only where the first cannot keep all threads busy. Each open part takes memory:
-of a Parquet file a row group.
+Threads of this process share the parts of a log: one thread at a time reads a part, several read several. A free
+thread takes the next block of the first part that no other thread reads at the moment, so a part that is slow to decode
+holds nobody up, and a second one is opened only if the first cannot keep all threads busy. Each open part takes memory:
+for a Parquet file a row group.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from pipeline.records.dataset import EVENTS
 from pipeline.specs.id_mapping import FittingDay
 from pipeline.store.artifacts import Draft
 
-# Threads that one reader keeps busy: a block takes less to be read than to be worked on.
+# Threads that one reader keeps busy, because a block takes less time to read than to work on.
 _BY_EACH_READER = 3
-# Columns of all blocks that are under way at a time: each has counts, and copies, of its own.
+# Maximum number of columns of all blocks in progress, because each column has its own counts and copies.
 _COLUMNS_TOGETHER = 2560
 # mallopt(3): M_TRIM_THRESHOLD and M_MMAP_THRESHOLD with their bytes, M_ARENA_MAX.
 _MALLOC = {-1: 64 << 20, -3: 64 << 20, -8: 1}
@@ -55,10 +55,10 @@ B = TypeVar("B")
 def map_in_order(
     parts: Sequence[Source], work: Callable[[Block], A], take: Callable[[A], B], workers: int
 ) -> Iterator[tuple[int, B]]:
-    """Yield what comes of every block of ``parts``, with the number of its part, in the order of the blocks.
+    """Yield the result of every block of ``parts``, with the number of its part, in the order of the blocks.
 
-    ``work``: of a block, by ``workers`` threads. ``take``: of what it makes, by the calling thread, as soon as that is
-    there, in any order; what it returns waits for its turn. An error is raised when the turn of its block comes.
+    ``workers`` threads call ``work`` on blocks. The calling thread calls ``take`` on each result as it comes,
+    in any order, and what that returns waits for its turn. An error is raised when the turn of its block comes.
     """
     deal = _PartQueue(parts, work, workers)
     waiting: dict[tuple[int, int], _BlockOutcome[B]] = {}
@@ -70,7 +70,7 @@ def map_in_order(
             while at[0] < len(parts):
                 place, outcome = deal.next()
                 waiting[place] = _BlockOutcome(outcome.error, outcome.ended, [take(each) for each in outcome.made])
-                # This frame must not keep what was made of a block alive while it waits for the next one.
+                # Drop the reference, so that this frame does not keep a result alive while it waits for the next one.
                 del outcome
                 while at in waiting:
                     ready = waiting.pop(at)
@@ -85,7 +85,7 @@ def map_in_order(
 
 @dataclass(frozen=True)
 class _BlockOutcome(Generic[A]):
-    """Of a place in a part: an error, or that the part has ended, or what was made of the block."""
+    """The outcome at a place in a part: an error, the end of the part, or what was made of the block."""
 
     error: BaseException | None
     ended: bool
@@ -104,7 +104,7 @@ class _OpenPart:
 
 
 class _PartQueue(Generic[A]):
-    """Which thread reads which part, and what they have made. ``_room``: for blocks that are under way."""
+    """Assigns parts to threads, and collects what they have made. ``_room``: for blocks in progress."""
 
     def __init__(self, parts: Sequence[Source], work: Callable[[Block], A], workers: int) -> None:
         self._parts, self._work, self._workers = parts, work, workers
@@ -113,18 +113,18 @@ class _PartQueue(Generic[A]):
         self._open: list[_OpenPart] = []
         self._opened = 0
         self._changed, self._stopped = threading.Condition(), False
-        # One more than there are threads, so that none waits while the calling one takes what another has made.
+        # One more than there are threads, so that none waits while the calling thread takes a result.
         self._room = threading.Semaphore(workers + 1)
         self._done: queue.SimpleQueue[tuple[tuple[int, int], _BlockOutcome[A]]] = queue.SimpleQueue()
 
     def next(self) -> tuple[tuple[int, int], _BlockOutcome[A]]:
-        # What was made of some block, with its place: (part, block of the part).
+        # Returns the outcome of some block, with its place: (part, block of the part).
         done = self._done.get()
         self._room.release()
         return done
 
     def stop(self) -> None:
-        # Have the threads end after their current blocks. Those that wait for a part, or for room, are woken.
+        # Makes the threads end after their current blocks. Those that wait for a part, or for room, are woken.
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
@@ -132,28 +132,29 @@ class _PartQueue(Generic[A]):
 
     def run(self) -> None:
         while True:
-            # Before a part is claimed: a thread that waits for room must not keep others from reading it.
+            # Wait for room before a part is claimed: a thread that waits must not keep others from reading the part.
             self._room.acquire()
             part = self._claimed()
             if part is None:
                 return
-            # Taken before the block is read: afterwards another thread may advance `part.read`.
+            # Take the place before the block is read, because another thread may advance `part.read` afterwards.
             place = (part.number, part.read)
             self._done.put((place, self._outcome(part)))
 
     def _outcome(self, part: _OpenPart) -> _BlockOutcome[A]:
-        # A function of its own: variables of `run` would keep the block and its result alive while it waits for room.
+        # A separate function, because variables of `run` would keep the block and its result alive while it waits
+        # for room.
         try:
             block = self._next_block(part)
             if block is None:
                 return _BlockOutcome(None, True, [])
             return _BlockOutcome(None, False, [self._work(block)])
         except BaseException as error:
-            # Raised in the calling thread, whatever it is.
+            # Errors of any kind are raised in the calling thread.
             return _BlockOutcome(error, False, [])
 
     def _claimed(self) -> _OpenPart | None:
-        # A part that this thread alone reads from until `_next_block` hands it back; None where nothing is left.
+        # Returns a part that this thread alone reads from until `_next_block` hands it back; None if nothing is left.
         with self._changed:
             while not self._stopped:
                 part = next((each for each in self._open if not each.is_read), None)
@@ -170,11 +171,11 @@ class _PartQueue(Generic[A]):
         return None
 
     def _next_block(self, part: _OpenPart) -> Block | None:
-        # The next block of `part`, which others may read from then on; None at its end.
+        # Returns the next block of `part`, which others may read from then on; None at its end.
         block = None
         try:
             if part.blocks is None:
-                # Opened here and not where it is claimed: what opening raises is then an outcome, like all errors.
+                # Opened here and not when it is claimed, so that an error of opening is an outcome like all errors.
                 part.blocks = part.source.blocks()
             block = next(part.blocks, None)
             return block
@@ -187,7 +188,7 @@ class _PartQueue(Generic[A]):
 
 
 class RowsWriter(Protocol):
-    """The Parquet files of one folder of a dataset; complete at the end of ``with``. ``rows``: added so far."""
+    """The Parquet files of one folder of a dataset; complete at the end of ``with``. ``rows``: how many were added."""
 
     files: list[str]
     groups: list[list[int]]
@@ -198,17 +199,18 @@ class RowsWriter(Protocol):
 
 
 class IngestEngine(ExitStack, ABC):
-    """A log, or its days one after the other.
+    """Ingests a log, or its days one after the other.
 
-    In this order: ``count``, ``split_counts``, ``count_label_leaks``, ``fit_state``, ``write``, ``end_day``.
+    The methods are called in this order: ``count``, ``split_counts``, ``count_label_leaks``, ``fit_state``, ``write``,
+    ``end_day``.
 
-    Of the last day, ``finalize`` and ``write_mappings`` come before ``write``; they may go on beside it. Whoever counts
-    the same sources again starts the day anew. What is kept in between is gone after ``with``.
+    On the last day, ``finalize`` and ``write_mappings`` come before ``write``, and may go on beside it. Counting the
+    same sources again starts the day anew. What is kept in between is gone after ``with``.
     """
 
     @abstractmethod
     def parts(self, source: Source) -> Sequence[Source]:
-        """The pieces that ``count`` reads a source in."""
+        """Return the pieces that ``count`` reads a source in."""
 
     @abstractmethod
     def map_blocks(
@@ -218,10 +220,10 @@ class IngestEngine(ExitStack, ABC):
 
         Args:
             parts: as the method ``parts`` returns them.
-            work: of a block, on any thread, process or host: it is pickled for some engines.
+            work: called on a block, on any thread, process or host; some engines pickle it.
 
         Yields:
-            What it makes of each block, in the order of the blocks, with the number of the part.
+            The result for each block, in the order of the blocks, with the number of the part.
         """
 
     @abstractmethod
@@ -233,12 +235,12 @@ class IngestEngine(ExitStack, ABC):
             job: what is counted.
 
         Yields:
-            What is reported of each block, in the order of the blocks. The sums are ``split_counts``.
+            The report on each block, in the order of the blocks. ``split_counts`` has the sums.
         """
 
     @abstractmethod
     def split_counts(self) -> SplitCounts:
-        """What the last count counted, once all of its blocks were taken."""
+        """Return the sums of the last count, once all of its blocks were taken."""
 
     @abstractmethod
     def count_label_leaks(self, leaks: LabelLeakCounts, first_test_day: int) -> None:
@@ -246,7 +248,7 @@ class IngestEngine(ExitStack, ABC):
 
     @abstractmethod
     def sample(self, first_test_day: int) -> Callable[[], Iterable[pl.DataFrame]]:
-        """The typed train rows of every block, read anew at each call, for a mapping that looks at them again."""
+        """Return a function that reads the typed train rows of every block again, for a mapping that needs them."""
 
     @abstractmethod
     def fit_state(
@@ -262,12 +264,12 @@ class IngestEngine(ExitStack, ABC):
         """
 
     def continued(self, state: FittedState) -> FittedState:
-        """The state of another dataset, as ``fit_state`` takes it for ``before``."""
+        """Return the state of another dataset in the form that ``fit_state`` takes as ``before``."""
         return state
 
     @abstractmethod
     def writer(self, draft: Draft, folder: str, config: IngestConfig) -> AbstractContextManager[RowsWriter]:
-        """What ``write`` fills."""
+        """Return the writer of a folder, which ``write`` fills."""
 
     @abstractmethod
     def write(self, job: TransformJob, writers: Mapping[str, Any]) -> Iterator[tuple[int, pl.DataFrame | None]]:
@@ -275,17 +277,17 @@ class IngestEngine(ExitStack, ABC):
 
         Args:
             job: with the state that ``fit_state`` returned.
-            writers: by folder, as of ``writer``; the caller fills that of ``EVENTS``.
+            writers: from ``writer``, by folder; the caller fills that of ``EVENTS``.
 
         Yields:
             For each block, in order, its rows of all splits and, where they are kept, the events of its rows.
         """
 
     def end_day(self) -> None:
-        """Forget the day but for its counts; wait for what was done beside ``write``."""
+        """Forget the day except for its counts; wait for what was done beside ``write``."""
 
     def finalize(self, train: Partial, state: FittedState, leaks: LabelLeakCounts, then: Mapping[str, Any]) -> None:
-        """Have the counts of all days ready for checks and profile; ``then``: features of the day compared with."""
+        """Prepare the counts of all days for checks and profile; ``then``: features of the day to compare with."""
         wanted = {}
         for name, fitted in state.sparse.items():
             if fitted.lookup is not None:
@@ -295,7 +297,7 @@ class IngestEngine(ExitStack, ABC):
     def write_mappings(
         self, draft: Draft, spec: DataSpec, state: FittedState, compression: str, *, continued: bool
     ) -> None:
-        """Write the files of the fitted mappings; ``continued``: with what only the next day needs."""
+        """Write the files of the fitted mappings; ``continued``: include what only the next day needs."""
 
         def encode(feature: SparseSpec) -> dict[str, pa.Buffer]:
             files = feature.mapping.files(feature.name, state.sparse[feature.name], continued=continued)
@@ -309,19 +311,19 @@ class IngestEngine(ExitStack, ABC):
 
 
 class LocalEngine(IngestEngine):
-    """As many threads as there are CPUs to use: Polars, NumPy and Arrow work without the interpreter's lock."""
+    """Runs as many threads as there are CPUs to use: Polars, NumPy and Arrow work without the GIL."""
 
     def __init__(self, workers: int | None = None) -> None:
         super().__init__()
         self.workers = workers or available_cpus()
-        # glibc keeps freed pieces up to 64 MiB for the next block, whichever thread takes it: less is cleared anew.
-        # Other C libraries are left as they are.
+        # Make glibc keep freed pieces up to 64 MiB for the next block, whichever thread takes it, so that fewer pages
+        # are cleared anew. Other C libraries are left as they are.
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
             for parameter, value in _MALLOC.items():
                 mallopt(parameter, value)
         self.spill = Spill()
-        # Of the blocks in the spill, in their order.
+        # Numbers of the blocks in the spill, in their order.
         self.numbers: list[int] = []
         self.callback(self.spill.file.close)
         self._encoders = self.enter_context(ThreadPoolExecutor(self.workers, thread_name_prefix="nightjar-encode"))
@@ -330,7 +332,7 @@ class LocalEngine(IngestEngine):
         self._numbering = Numbering()
 
     def parts(self, source: Source) -> Sequence[Source]:
-        """Those of a source that takes work to read; any other as it is."""
+        """Return the parts of a source that takes work to read; any other source as it is."""
         return source.parts() if source.decodes else [source]
 
     def map_blocks(
@@ -339,7 +341,7 @@ class LocalEngine(IngestEngine):
         return map_in_order(parts, work, lambda made: made, self.workers)
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
-        """Pass 1; typed rows go to a temporary file."""
+        """Run pass 1; typed rows go to a temporary file."""
         self.spill.clear()
         self.numbers = []
         self._split_counts = total = job.empty_counts()
@@ -355,7 +357,7 @@ class LocalEngine(IngestEngine):
             return counted, split_counts, number
 
         def merge(result: tuple[Counted, SplitCounts, int | None]) -> tuple[Counted, int | None]:
-            # Merged at once, in any order: the sums are the same, and counts take much memory while they wait.
+            # Merged at once, in any order: the sums are the same, and counts would take much memory while they wait.
             counted, split_counts, number = result
             total.merge(split_counts)
             return counted, number
@@ -366,18 +368,18 @@ class LocalEngine(IngestEngine):
             yield self._numbering.numbered(part, parts[part], counted)
 
     def _blocks_at_once(self, spec: DataSpec) -> int:
-        # As many as workers, fewer where rows have very many columns: so memory does not grow with columns times
-        # workers. Polars divides a wide block among threads of its own.
+        # Returns the number of workers, or fewer if rows have very many columns, so that memory does not grow with
+        # columns times workers. Polars divides a wide block among threads of its own.
         at_once = max(_COLUMNS_TOGETHER // max(len(spec.columns), 1), 2)
         return min(self.workers, at_once)
 
     def split_counts(self) -> SplitCounts:
-        """Everything, merged as it came."""
+        """Return all counts, merged as they came."""
         assert self._split_counts is not None
         return self._split_counts
 
     def count_label_leaks(self, leaks: LabelLeakCounts, first_test_day: int) -> None:
-        """Read as many blocks again as it takes, while others fit and write; done at the end of the day."""
+        """Read as many blocks again as needed, while others fit and write; done at the end of the day."""
 
         def read() -> None:
             for number in self.numbers:
@@ -394,11 +396,11 @@ class LocalEngine(IngestEngine):
     def fit_state(
         self, spec: DataSpec, split_counts: SplitCounts, before: FittedState | None, day: FittingDay
     ) -> FittedState:
-        # What pass 1 leaves behind lies elsewhere than pass 2 needs memory: glibc hands freed pages to the system.
+        # Pass 2 does not reuse the memory that pass 1 freed, so make glibc return it to the system.
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
         if trim is not None:
             trim(ctypes.c_size_t(0))
-        # As many fits at a time as take no more memory than that of a single one may; of ids on disk one.
+        # Run as many fits at a time as take no more memory than a single one may; only one if ids are on disk.
         features_at_once = 1
         if not any(counts.on_disk for counts in split_counts.train.counts.values()):
             ids = IDS_IN_MEMORY // max(sum(feature.mapping.vocabulary for feature in spec.sparse), 1)
@@ -406,18 +408,18 @@ class LocalEngine(IngestEngine):
         return fitted_state(spec, split_counts.train, before, day, partial(in_order, workers=features_at_once))
 
     def end_day(self) -> None:
-        """Have the look at ids that give the label away end with the day."""
+        """Wait for the search for ids that give the label away."""
         if self._label_leaks is not None:
             # Raises the error of that thread, which would be lost otherwise.
             self._label_leaks.result()
             self._label_leaks = None
 
     def writer(self, draft: Draft, folder: str, config: IngestConfig) -> PartWriter:
-        """Files written by this process, whose threads encode the columns."""
+        """Return a writer of files in this process, whose threads encode the columns."""
         return PartWriter(draft, folder, config, self._encoders)
 
     def write(self, job: TransformJob, writers: Mapping[str, PartWriter]) -> Iterator[tuple[int, pl.DataFrame | None]]:
-        """Pass 2, several blocks at a time."""
+        """Run pass 2, several blocks at a time."""
         made = in_order(
             lambda number: transformed(self.spill.block(number), job), self.numbers, self._blocks_at_once(job.spec)
         )
@@ -430,13 +432,13 @@ class LocalEngine(IngestEngine):
 
 
 def in_order(work: Callable[[A], B], items: Iterable[A], workers: int) -> Generator[B, None, None]:
-    """``work`` of each item in the order of the items, by ``workers`` threads, no more than that many items ahead."""
+    """Yield ``work`` of each item in order, by ``workers`` threads, at most that many items ahead."""
     with ThreadPoolExecutor(workers, thread_name_prefix="nightjar-ingest") as pool:
         ahead: deque[Future[B]] = deque()
         try:
             for item in items:
                 ahead.append(pool.submit(work, item))
-                # An item may be a block: this frame must not keep it alive while it waits for a result.
+                # An item may be a block, which this frame must not keep alive while it waits for a result.
                 del item
                 if len(ahead) > workers:
                     yield ahead.popleft().result()
@@ -448,7 +450,7 @@ def in_order(work: Callable[[A], B], items: Iterable[A], workers: int) -> Genera
 
 
 class Numbering:
-    """Lines of its file before each part, as far as its blocks were counted, in order; remembered for another count.
+    """Counts the lines of a file before each part, as far as its blocks were counted, and keeps them for another count.
 
     A later part's lines have their numbers only once those before it are counted.
     """
@@ -461,7 +463,7 @@ class Numbering:
         self._part, self._shift = -1, 0
 
     def start(self, parts: Sequence[Source]) -> list[Source]:
-        """``parts``, which are counted now, numbered as far as that is known."""
+        """Return ``parts``, which are counted now, numbered as far as that is known."""
         self._lines, self._part = {}, -1
         numbered = []
         for number, part in enumerate(parts):
@@ -469,7 +471,7 @@ class Numbering:
         return numbered
 
     def numbered(self, number: int, part: Source, counted: Counted) -> Counted:
-        """What was counted of the next block, of ``part``, with the rejects' lines as the file has them."""
+        """Return ``counted``, of the next block of ``part``, with the rejects' lines as the file has them."""
         if number != self._part:
             before = self._lines.get(counted.file, 0) if part.is_later else 0
             self._part, self._shift = number, before - self._before.get(number, 0)

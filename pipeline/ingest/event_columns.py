@@ -18,36 +18,36 @@ from pipeline.ingest.times import instants, standard
 from pipeline.ingest.values import RejectedRows, absent_in, elements_of, nulls, strings_of
 from pipeline.records.dataset import SequenceProfile
 
-# Bins of the histogram of lengths, at most.
+# Maximum number of bins of the histogram of lengths.
 _BINS = 50
-# seconds; events before that are in the last bin of ages.
+# Seconds; older events are in the last bin of ages.
 OLDEST = 16 * 365.25 * 86_400
 _NO_NULLS = {"empty_as_null": False, "keep_nulls": False}
 
 
 class Lengths:
-    """How many rows have how many events: ``rows`` int64 by length, 0 first. ``left_out``: events that were."""
+    """Counts rows by their number of events: ``rows`` int64 by length, 0 first. ``left_out``: events left out."""
 
     def __init__(self) -> None:
         self.rows = np.zeros(1, np.int64)
         self.left_out = 0
 
     def add(self, lists: pl.Series, left_out: int) -> None:
-        """Take in rows with these lists of ids."""
+        """Count rows with these lists of ids."""
         new = Lengths()
         new.rows = np.bincount(lists.list.len().fill_null(0).to_numpy()).astype(np.int64)
         new.left_out = left_out
         self.merge(new)
 
     def merge(self, other: Lengths) -> None:
-        """Take in what ``other`` counted."""
-        # Padded to the longer of both, for the longest list is not known in advance.
+        """Add the counts of ``other``."""
+        # Pad to the longer of both, because the longest list is not known in advance.
         size = max(len(other.rows), len(self.rows))
         self.rows = np.pad(self.rows, (0, size - len(self.rows))) + np.pad(other.rows, (0, size - len(other.rows)))
         self.left_out += other.left_out
 
     def profile(self) -> SequenceProfile:
-        """The figures of ``profile.json``."""
+        """Return the figures for ``profile.json``."""
         total, lengths = max(int(self.rows.sum()), 1), np.arange(len(self.rows))
         below = np.searchsorted(np.cumsum(self.rows), 0.99 * total)
         longest = int(lengths[self.rows > 0].max(initial=0))
@@ -65,14 +65,14 @@ class Lengths:
 
 
 def left_out_column(sequence: str) -> str:
-    """The typed column with the number of a row's events that were left out because they are not before it."""
+    """Return the name of the typed column that counts a row's events that were left out as not before it."""
     return f"events:{sequence}"
 
 
 def sequence_columns(
     raw: pl.DataFrame, texts: Mapping[str, pl.Series], spec: DataSpec, rejected: RejectedRows
 ) -> list[pl.Series]:
-    """Hashes and ids (lists) of every column of every sequence, and how many events were left out."""
+    """Return hashes and ids (lists) of every column of every sequence, and how many events were left out."""
     if not spec.sequences:
         return []
     times, column = None, spec.row_time
@@ -125,7 +125,7 @@ def _sequence(
         ids = values.filter(pl.Series(keep))
         if spec.strip:
             ids = ids.str.strip_chars()
-        # An event without an id stays as a null, for the lists of a sequence are aligned.
+        # An event without an id stays as a null, because the lists of a sequence are aligned.
         ids = ids.set(absent_in(ids, spec) | (ids == "").fill_null(False), None)
         feature = features[name]
         made += [
@@ -146,7 +146,7 @@ def _lists(raw: pl.DataFrame, texts: Mapping[str, pl.Series], source: EventSourc
     lengths = values.list.len().fill_null(0).to_numpy()
     elements = values.explode(**_NO_NULLS)
     if not isinstance(elements.dtype, pl.Struct):
-        # Objects of JSON, as text.
+        # The elements are objects of JSON, as text.
         elements = strings_of(elements).str.json_path_match(f"$.{source.field}")
     elif source.field in elements.struct.fields:
         elements = elements.struct.field(source.field)
@@ -158,12 +158,12 @@ def _lists(raw: pl.DataFrame, texts: Mapping[str, pl.Series], source: EventSourc
 def _lengths(
     lists: Mapping[str, pl.Series], sources: Mapping[str, EventSource], sequence: SequenceSpec, rejected: RejectedRows
 ) -> np.ndarray:
-    # Events of each row, int64: 0 where its lists differ in length, which rejects the row.
+    # Returns the events of each row, int64: 0 if its lists differ in length, which rejects the row.
     by_column = {}
     for name, each in lists.items():
         by_column[name] = each.list.len().fill_null(0).to_numpy().astype(np.int64)
     first, lengths = next(iter(by_column.items()))
-    # A copy: messages tell the lengths as they came.
+    # Copy, because messages tell the lengths as they came.
     lengths, wrong = lengths.copy(), np.zeros(len(lengths), bool)
     for name, other in by_column.items():
         differ = other != by_column[first]
@@ -181,29 +181,31 @@ def _lengths(
 
 
 def _flat(lists: pl.Series, lengths: np.ndarray) -> pl.Series:
-    # The elements of the rows that have `lengths` events. Of rejected rows, whose length is 0, only empty lists pass.
+    # Returns the elements of the rows that have `lengths` events. Rejected rows have length 0, so only their empty
+    # lists pass.
     own = lists.list.len().fill_null(0).to_numpy() == lengths
     values = lists.filter(pl.Series(own)).explode(**_NO_NULLS)
-    # Times keep their type: as text they would have to be parsed again. Everything else is hashed or parsed as text.
+    # Times keep their type, because as text they would have to be parsed again. Everything else is hashed or parsed as
+    # text.
     if values.dtype.is_temporal():
         return values
     return strings_of(values)
 
 
 def _newest(lengths: np.ndarray, most: int, kept: np.ndarray | None = None) -> np.ndarray:
-    # Which events are among the `most` newest of their row, of those `kept`: bool [events].
+    # Returns which of the events `kept` are among the `most` newest of their row: bool [events].
     if kept is None:
         # Before the times are read, it is not known which events are late.
         kept = np.ones(int(lengths.sum()), bool)
     ends = np.cumsum(lengths)
     so_far = np.concatenate([[0], np.cumsum(kept)])
-    # Kept events of the row that are newer. Events that are not kept must not count towards the `most`.
+    # Number of kept events of the row that are newer. Events that are not kept must not count towards the `most`.
     behind = np.repeat(so_far[ends], lengths) - so_far[1:]
     return kept & (behind < most)
 
 
 def _seconds(values: pl.Series, spec: DataSpec) -> pl.Series:
-    # Seconds since 1970 (Float64) of times as `data.timestamp` is written; null for what is none.
+    # Returns seconds since 1970 (Float64) of times as `data.timestamp` is written; null for other values.
     text = standard(values, strings_of(values), spec.time_format)
     return instants(values, text, spec.time_zone or "UTC").dt.timestamp("us") / 1e6
 
@@ -211,8 +213,8 @@ def _seconds(values: pl.Series, spec: DataSpec) -> pl.Series:
 def _check_times(
     sequence: SequenceSpec, came: pl.Series, ages: pl.Series, row: np.ndarray, rows: int, rejected: RejectedRows
 ) -> np.ndarray:
-    # Which events are not before their row; rejects rows with a wrong time, and, unless they are dropped, with such.
-    # Equal times are in order.
+    # Returns which events are not before their row. Rejects rows with a wrong time and, unless such events are dropped,
+    # rows that have some. Equal times are in order.
     assert sequence.time is not None
     shown, name = sequence.time.shown, sequence.name
     unknown = came.is_null().to_numpy()
@@ -220,7 +222,7 @@ def _check_times(
     falls = np.zeros(len(row), bool)
     falls[1:] = (row[1:] == row[:-1]) & (seconds[1:] < seconds[:-1])
     late = (ages <= 0).fill_null(False).to_numpy()
-    # Such events of each row, int64 [rows].
+    # Number of such events in each row, int64 [rows].
     missing, falling, leaking = (np.bincount(row[events], minlength=rows) for events in (unknown, falls, late))
     column = sequence.time.column
     rejected.add(

@@ -1,9 +1,9 @@
 """Rows of the same event: hashes of its key, which of the rows stays, and what that does to the blocks of a log.
 
-An event's key is told by 128 bits, two xxhash64 of other seeds: the odds that any two of 10^12 keys share them are
-1 in 10^15.
+An event's key is known by 128 bits, two xxhash64 with different seeds: the odds that any two of 10^12 keys share them
+are 1 in 10^15.
 
-For histories: who did what, and when.
+Histories also need the events of users: who did what, and when.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FOUND = {
 
 
 def narrow_to_key(spec: DataSpec) -> DataSpec:
-    """What is read of a row to find its event: label, key and day.
+    """Narrow ``spec`` to what is read of a row to find its event: label, key and day.
 
     Everything else is left out, so that a row whose features cannot be read still has an event.
     """
@@ -61,7 +61,7 @@ def narrow_to_key(spec: DataSpec) -> DataSpec:
 
 @dataclass(frozen=True)
 class FindEvents:
-    """The events of the rows of a block that parse, as ``FOUND``. ``day``: of rows that carry none."""
+    """Finds the events of the rows of a block that parse, as ``FOUND``. ``day``: day of rows that carry none."""
 
     spec: DataSpec
     day: int = 0
@@ -87,7 +87,7 @@ class FindEvents:
 
 @dataclass(frozen=True)
 class FindClicks:
-    """The events of a block of a log that has clicks alone, a key a row."""
+    """Finds the events of a block of a log of clicks alone, with one key per row."""
 
     spec: DataSpec
     day: int
@@ -106,7 +106,7 @@ class FindClicks:
 
 @dataclass(frozen=True)
 class MarkedRows:
-    """Of a part of a log, the lines (int64) whose rows are dropped, and of those that were clicked later.
+    """The lines (int64) of a part of a log whose rows are dropped, and those whose rows were clicked later.
 
     ``clicked``: by other rows of these logs; ``later``: by those of later datasets. As a ``RowChange`` it takes the
     dropped rows out, and adds a column that says which were clicked later, and by what (1, 2, or both: 3).
@@ -130,12 +130,12 @@ _KEPT = {"key": pl.UInt64, "check": pl.UInt64, "time": pl.Int64, "day": pl.Int32
 
 
 def value_columns(plan: HistoryPlan) -> list[str]:
-    """The columns of events that hold what they are of, one for each of ``plan.of``."""
+    """Return the columns of events that hold their values, one for each of ``plan.of``."""
     return [f"value{number}" for number in range(len(plan.of))]
 
 
 def event_schema(plan: HistoryPlan) -> Mapping[str, type[pl.DataType]]:
-    """The columns of events, but for the lines of their rows.
+    """Return the columns of events, except for the lines of their rows.
 
     ``key``, ``check``: hashes of the user. ``time``: microseconds since 1970. ``counts``: whether it is part of
     histories. Values are text, "" where missing.
@@ -144,9 +144,9 @@ def event_schema(plan: HistoryPlan) -> Mapping[str, type[pl.DataType]]:
 
 
 def narrow_to_history(spec: DataSpec, plan: HistoryPlan) -> DataSpec:
-    """What is read of a row to find its event: label, day, user, time, and what it is of."""
+    """Narrow ``spec`` to what is read of a row to find its event: label, day, user, time, and values."""
     narrowed = replace(narrow_to_key(spec), event_key=None)
-    # Without the key, unless a history reads it: a row without a key has an event, too.
+    # Leave out the key unless a history reads it, because a row without a key has an event, too.
     columns = {}
     for name, override in narrowed.columns.items():
         if name != spec.event_key or name in plan.read:
@@ -158,9 +158,9 @@ def narrow_to_history(spec: DataSpec, plan: HistoryPlan) -> DataSpec:
 
 @dataclass(frozen=True)
 class ReadEvents:
-    """The events of the rows of a block whose label and day parse and that have a user and a time, with their lines.
+    """Finds the events of the rows of a block whose label and day parse and that have a user and a time, with lines.
 
-    ``spec``: as of ``narrow_to_history``. ``day``: of rows that carry none.
+    ``spec``: from ``narrow_to_history``. ``day``: day of rows that carry none.
     """
 
     spec: DataSpec
@@ -168,7 +168,7 @@ class ReadEvents:
     day: int = 0
 
     def __call__(self, block: Block) -> pl.DataFrame:
-        """Columns of ``event_schema``, and ``line``."""
+        """Return the columns of ``event_schema``, and ``line``."""
         plan, spec = self.plan, self.spec
         raw = block.read()
         parsed = parse(raw.frame.select(list(spec.columns)), raw.lines, spec)
@@ -192,7 +192,7 @@ class ReadEvents:
         time = instants(frame[plan.time], written, spec.time_zone or "UTC").dt.timestamp("us")
         day = parsed.frame[DAY] if DAY in parsed.frame.columns else pl.Series([self.day]).new_from_index(0, len(user))
         values = [present[column] for column in plan.of.values()]
-        # What an event is of comes first; one that is of nothing is none.
+        # The first value is what an event is of. Without it there is no event.
         counts = values[0].is_not_null()
         if plan.where == spec.label:
             counts &= parsed.frame[LABEL] > 0

@@ -32,16 +32,16 @@ from pipeline.ingest.text import LONGEST
 
 # The unit of ingest.block_mib.
 BLOCK_UNIT = MIB
-# columns; with twice as many, blocks are half as large.
+# Number of columns; with twice as many, blocks are half as large.
 WIDE = 512
-# What stands for no value in a partition's folder.
+# Marks a missing value in the name of a partition's folder.
 _MISSING = "__HIVE_DEFAULT_PARTITION__"
 # The first bytes of a gzip member that is deflated.
 _MARK = b"\x1f\x8b\x08"
 _RESERVED_FLAGS = 0xE0
 # Bytes searched at a time.
 _CHUNK = 1 << 22
-# Members looked at, for each part, that begin where nobody can tell records apart.
+# Maximum number of members to try, for each part, that begin where records cannot be told apart.
 _TRIES = 8
 
 
@@ -49,7 +49,7 @@ _TRIES = 8
 class Members:
     """The text of the members in the bytes from ``start`` to ``stop`` (None: the end of the file).
 
-    Without its first ``skip`` bytes, and with ``over`` bytes of the text that follows.
+    The first ``skip`` bytes of that text are left out, and ``over`` bytes of the text that follows are added.
     """
 
     start: int
@@ -59,9 +59,9 @@ class Members:
 
 
 def members_of(source: BinaryIO, part_bytes: int, first_cut: Callable[[bytes], int | None]) -> list[Members]:
-    """Parts of a gzip file, of at least ``part_bytes`` each as it lies there; one where none can be told apart.
+    """Find parts of a gzip file, of at least ``part_bytes`` on disk each; only one if none can be told apart.
 
-    ``first_cut``: bytes of the text of a member that belong to the part before; None where it cannot tell.
+    ``first_cut``: returns how many bytes of a member's text belong to the part before; None if it cannot tell.
     """
     cuts, size, at = [(0, 0)], source.seek(0, io.SEEK_END), part_bytes
     while (at := _next_mark(source, at, size)) < size:
@@ -86,10 +86,10 @@ def members_of(source: BinaryIO, part_bytes: int, first_cut: Callable[[bytes], i
 
 
 def _next_mark(source: BinaryIO, at: int, size: int) -> int:
-    # The first place from `at` on where the bytes are those of a member's header; `size` where there is none.
+    # Returns the first place from `at` on that looks like a member's header; `size` if there is none.
     while at < size:
         source.seek(at)
-        # A few bytes more than a chunk, for a mark may lie across its end.
+        # Read a few bytes more than a chunk, because a mark may lie across its end.
         data = source.read(_CHUNK + len(_MARK))
         place = data.find(_MARK)
         while 0 <= place < len(data) - len(_MARK):
@@ -102,7 +102,7 @@ def _next_mark(source: BinaryIO, at: int, size: int) -> int:
 
 @contextmanager
 def text_of(source: BinaryIO, members: Members) -> Iterator[BinaryIO]:
-    """The text of ``members``."""
+    """Open the text of ``members``."""
     over, within = b"", source
     if members.stop is not None:
         # The rest of the last line, which the reader of the next part skips.
@@ -136,7 +136,7 @@ class _JoinedStreams(io.RawIOBase):
 
 @dataclass(frozen=True)
 class FileSource(Source):
-    """A file, or part of one, on any filesystem, at ``path``. ``members``: of a gzip file, those of the part."""
+    """A file, or part of one, on any filesystem, at ``path``. ``members``: the part's members of a gzip file."""
 
     fs: AbstractFileSystem
     path: str
@@ -150,29 +150,29 @@ class FileSource(Source):
 
     @property
     def is_later(self) -> bool:  # type: ignore[override]
-        """Whether another part comes before it; a format that counts its rows says which are its own."""
+        """Whether another part comes before it; False for formats that number their own rows."""
         return self.format.by_line and self.file.start > 0
 
     @property
     def decodes(self) -> bool:  # type: ignore[override]
-        """All but plain text."""
+        """Whether reading it takes decoding: True for all but plain text."""
         return not self.format.by_line or self.path.endswith(COMPRESSED)
 
     @property
     def lines_before(self) -> int:  # type: ignore[override]
-        """The header, where there is one."""
+        """Lines of the file before the first row: the header, where there is one."""
         return self.format.header_lines(self.file.data)
 
     def numbered(self, before: int) -> FileSource:
-        """The same part, with ``before`` lines of its file before it."""
+        """Return the same part, with ``before`` lines of its file before it."""
         if not self.is_later:
             return self
         return replace(self, file=replace(self.file, first_line=before + 1))
 
     def parts(self) -> list[FileSource]:
-        """Ranges of a few blocks of lines, found by a look at where they meet; row groups; members of a gzip file.
+        """Divide the file: into ranges of a few blocks of lines, row groups, or members of gzip.
 
-        The file as it is where it is small, or of another kind.
+        A file that is small or of another kind stays whole.
         """
         block, size = self.file.block_bytes, PART_BLOCKS * self.file.block_bytes
         # Formats that must be decoded are slow to read, so files of more than one block are divided already.
@@ -225,18 +225,19 @@ class FileSource(Source):
         return sources
 
     def blocks(self) -> Iterator[Block]:
-        """The rows in blocks of about ``block_bytes`` of uncompressed data; DataError where the file is damaged."""
+        """Yield the rows in blocks of about ``block_bytes`` of uncompressed data; DataError if the file is damaged."""
         for block, _ in self.placed_blocks():
             yield block
 
     def placed_blocks(self) -> Iterator[tuple[Block, int]]:
-        """As ``blocks``, each block with where in the file (bytes on disk) its reader has come to."""
+        """Yield ``blocks``, each with the position (bytes on disk) that its reader has reached in the file."""
         values, columns = self.file.values, list(self.file.spec.columns)
         with readable(self.file.label), self.fs.open(self.path, "rb") as source:
             if self.members is not None:
                 uncompressed = text_of(source, self.members)
             else:
-                # Columnar files compress their own pages: whatever they are called, their bytes are taken as they are.
+                # Columnar files compress their own pages, so their bytes are taken as they are, whatever the files are
+                # called.
                 uncompressed = decompressed(source, self.path if self.format.by_line else "")
             with uncompressed as stream:
                 for block in self.format.blocks(stream, self.file):
@@ -246,17 +247,17 @@ class FileSource(Source):
 
 
 def block_bytes(block_mib: int, spec: DataSpec) -> int:
-    """Uncompressed bytes of a block: fewer where rows have very many columns, each of which has counts of its own."""
+    """Return the uncompressed bytes of a block: fewer if rows have very many columns, each with counts of its own."""
     return max(block_mib * BLOCK_UNIT // max(len(spec.columns) // WIDE, 1), 1)
 
 
 def file_sources(
     data: DataConfig, spec: DataSpec, files: LogFiles, block_mib: int, whole: DataSpec | None = None
 ) -> list[FileSource]:
-    """Every file of a log, in order, to be read in blocks of ``block_mib``.
+    """Return every file of a log, in order, to be read in blocks of ``block_mib``.
 
     ``whole``: the schema of which ``spec`` reads some columns. Files are cut by it, so that all passes have the same
-    parts, by whose number and line a row is known.
+    parts, because a row is known by its part's number and its line.
     """
     size = block_bytes(block_mib, whole or spec)
     sources = []
@@ -269,7 +270,7 @@ def file_sources(
 
 
 def partition_values(path: str) -> dict[str, str | None]:
-    """The values of Hive's partitions (folders ``name=value``) that ``path`` lies in, by column; None where missing."""
+    """Return the values of Hive's partitions (folders ``name=value``) of ``path``, by column; None where missing."""
     values: dict[str, str | None] = {}
     # Only folders: the name of the file may have a `=` by chance.
     for folder in path.split("/")[:-1]:
@@ -282,7 +283,7 @@ def partition_values(path: str) -> dict[str, str | None]:
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionBlock:
-    """Rows of a file of a partition: ``block`` without the columns that the path tells, ``values``."""
+    """Rows of a file of a partition: ``block`` lacks the columns whose ``values`` the path tells."""
 
     block: Block
     values: dict[str, str | None]
@@ -293,8 +294,8 @@ class PartitionBlock:
         return self.block.file
 
     def read(self) -> RawBlock:
-        """The rows, with the partition's columns."""
+        """Return the rows, with the partition's columns."""
         raw = self.block.read()
-        # As text: parsing types them like fields of a text file.
+        # The values stay text, so that parsing types them like fields of a text file.
         columns = [pl.lit(value, pl.String).alias(name) for name, value in self.values.items()]
         return raw.with_frame(raw.frame.with_columns(columns).select(self.columns))

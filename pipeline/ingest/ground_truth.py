@@ -27,7 +27,7 @@ class Effects:
     turn: np.ndarray
 
     def at(self, angle: float) -> np.ndarray:
-        """The effects after drifting by ``angle`` (radians): same size, other direction."""
+        """Return the effects after drifting by ``angle`` (radians): same size, other direction."""
         return (np.cos(angle) * self.start + np.sin(angle) * self.turn).astype(np.float32)
 
 
@@ -51,7 +51,7 @@ class Truth:
 
 
 def feature_sizes(config: SyntheticConfig) -> list[int]:
-    """Distinct ids of C1..C26: log-spaced between 10 and ``ids_per_feature``, large and small ones mixed."""
+    """Return the distinct ids of C1..C26: log-spaced between 10 and ``ids_per_feature``, large and small ones mixed."""
     low = min(SMALLEST_FEATURE, config.ids_per_feature)
     sizes = np.geomspace(low, config.ids_per_feature, SPARSE).round().astype(int)
     # 11 and SPARSE have no common divisor, so every size is taken once.
@@ -63,7 +63,7 @@ def _draw(rng: np.random.Generator, scale: float, *shape: int) -> Effects:
 
 
 def planted_truth(config: SyntheticConfig, seed: int) -> Truth:
-    """The truth that ``seed`` draws, as of the first day."""
+    """Draw the truth of ``seed``, as of the first day."""
     # The order of draws is part of the truth: an additional draw would change what every seed plants.
     rng = np.random.default_rng([seed, 0])
     sizes = feature_sizes(config)
@@ -83,7 +83,7 @@ def planted_truth(config: SyntheticConfig, seed: int) -> Truth:
     else:
         pairs = []
         latent = config.latent_dim
-        # The square root, for two effects are multiplied.
+        # Take the square root, because two effects are multiplied.
         pair_scale = (config.pairwise_effect / np.sqrt(max(config.pairs, 1) * latent)) ** 0.5
         for _ in range(config.pairs):
             a, b = rng.choice(small, 2, replace=False).tolist()
@@ -108,10 +108,10 @@ def planted_truth(config: SyntheticConfig, seed: int) -> Truth:
 
 
 def quad_logits(quads: list[dict[int, Effects]], places: np.ndarray, angle: float, effect: float) -> np.ndarray:
-    """The log odds [rows] that ``quads`` add to ids at ``places`` [features, rows]: products of 1 + effect, minus 1.
+    """Return the log odds [rows] that ``quads`` add to ids at ``places`` [features, rows].
 
-    A product of four has terms of every order up to the fourth. Together they have the standard deviation ``effect``.
-    A missing id has the factor 1.
+    Each of the ``quads`` adds the product of 1 + effect over its four features, minus 1. Such a product has terms of
+    every order up to the fourth. Together they have the standard deviation ``effect``. A missing id has the factor 1.
     """
     total = np.zeros(places.shape[1])
     for four in quads:
@@ -137,30 +137,30 @@ def _map_effects(truth: Truth, change: Callable[[Effects, int], Effects]) -> Tru
 
 
 def planted_blocks(config: SyntheticConfig, seed: int) -> list[list[str]]:
-    """The features of each of the ``blocks`` planted blocks: C1..C26 shuffled by ``seed``, as even as they divide."""
+    """Return the features of each of the ``blocks`` planted blocks: C1..C26 shuffled by ``seed``, evenly divided."""
     order = np.random.default_rng([seed, 3]).permutation(SPARSE)
     blocks = []
     for block in range(config.blocks):
-        # Every `blocks`-th of the shuffled features, so that block sizes differ by one at most.
+        # Take every `blocks`-th of the shuffled features, so that block sizes differ by one at most.
         features = sorted(order[block :: config.blocks])
         blocks.append([f"C{feature + 1}" for feature in features])
     return blocks
 
 
 def _block_pairs(config: SyntheticConfig, sizes: list[int], seed: int) -> list[tuple[int, int, Effects, Effects]]:
-    # All pairs within each block, of one latent vector per id: a factorisation machine (Rendle 2010) per block.
+    # Returns all pairs within each block, of one latent vector per id: a factorisation machine (Rendle 2010) per block.
     within = list[tuple[int, int]]()
     for block in planted_blocks(config, seed):
         within += itertools.combinations([int(name[1:]) - 1 for name in block], 2)
     rng = np.random.default_rng([seed, 4])
-    # The square root, for two latent vectors are multiplied.
+    # Take the square root, because two latent vectors are multiplied.
     scale = (config.pairwise_effect / np.sqrt(max(len(within), 1) * config.latent_dim)) ** 0.5
     latent = [_draw(rng, scale, size, config.latent_dim) for size in sizes]
     return [(a, b, latent[a], latent[b]) for a, b in within]
 
 
 def aged(truth: Truth, config: SyntheticConfig, seed: int, days: int) -> Truth:
-    """The truth ``days`` later: new ids have replaced some, others have changed places in popularity."""
+    """Return the truth ``days`` later: new ids have replaced some, others have changed places in popularity."""
     ids, ranked, added = [], [], []
     for feature, first in enumerate(truth.ids):
         size = len(first)
@@ -196,7 +196,7 @@ def aged(truth: Truth, config: SyntheticConfig, seed: int, days: int) -> Truth:
 
 
 def with_bias(logits: np.ndarray, rate: float, weights: np.ndarray | None = None) -> float:
-    """The bias that makes the (weighted) mean of sigmoid(logits + bias) ``rate``, by bisection."""
+    """Return the bias that makes the (weighted) mean of sigmoid(logits + bias) ``rate``, by bisection."""
     low, high = -50.0, 50.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -210,5 +210,5 @@ def with_bias(logits: np.ndarray, rate: float, weights: np.ndarray | None = None
 
 
 def sigmoid(logits: np.ndarray) -> np.ndarray:
-    """Probabilities of log odds."""
+    """Return the probabilities of log odds."""
     return 1.0 / (1.0 + np.exp(-logits))

@@ -1,4 +1,4 @@
-"""Histories that a log does not have: of every row, what its user did before, from the log and the days before.
+"""Histories that a log does not have: for every row, what its user did before, in the log and the days before.
 
 A pass of its own finds which events belong to which row, and keeps them in a temporary file. Each dataset keeps the
 events of its own days (``histories/<name>/part-*.parquet``), and a night reads those of the days before that its
@@ -38,12 +38,12 @@ log = logging.getLogger(__name__)
 
 
 def folder(plan: HistoryPlan) -> str:
-    """The folder of a dataset with the events of a history."""
+    """Return the folder of a dataset with the events of a history."""
     return f"{HISTORIES}/{plan.name}"
 
 
 class Keeper:
-    """Writes the events of the days of a dataset that count, for later days; none ask for those of a whole log."""
+    """Writes the events that count of a dataset's days, for later days; nothing asks for those of a whole log."""
 
     def __init__(self, draft: Draft, plan: HistoryPlan, compression: str, *, active: bool) -> None:
         self.draft, self.plan, self.compression, self.active = draft, plan, compression, active
@@ -51,14 +51,14 @@ class Keeper:
         self._parts = 0
 
     def add(self, events: pl.DataFrame) -> None:
-        """Take in events of some rows, in their order."""
+        """Add events of some rows, in their order."""
         if self.active:
             self._waiting.append(events.filter("counts").select(*event_schema(self.plan)))
         if sum(frame.height for frame in self._waiting) >= _PART_ROWS:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits; a dataset without events has a file without rows."""
+        """Write the waiting events; a dataset without events has a file without rows."""
         if self._waiting and (self._parts == 0 or any(frame.height for frame in self._waiting)):
             events, self._waiting = pl.concat(self._waiting), []
             named = events.rename(_file_columns(self.plan))
@@ -67,7 +67,7 @@ class Keeper:
 
 
 def _file_columns(plan: HistoryPlan) -> dict[str, str]:
-    # Columns of events to those in files, which say what the values are of.
+    # Maps columns of events to those in files, whose names say what the values are of.
     columns = {}
     for value, (name, column) in zip(value_columns(plan), plan.of.items(), strict=True):
         columns[value] = f"of:{name}={column}"
@@ -75,7 +75,7 @@ def _file_columns(plan: HistoryPlan) -> dict[str, str]:
 
 
 def datasets_before(store: Store, data: DataConfig, plan: HistoryPlan) -> dict[date, Artifact]:
-    """The datasets of the days before those of ``data.day`` that histories reach, by day."""
+    """Return the datasets of the days before those of ``data.day`` that histories reach, by day."""
     if not data.days:
         return {}
     first = data.days[0]
@@ -87,7 +87,7 @@ def _files(dataset: Artifact, plan: HistoryPlan) -> list[str]:
 
 
 def history_marks(store: Store | None, data: DataConfig) -> list[str]:
-    """What of the days before decides the histories of ``data.day``, for its fingerprint."""
+    """Return what of the days before decides the histories of ``data.day``, for its fingerprint."""
     if store is None:
         return []
     checksums = []
@@ -137,11 +137,11 @@ def _read_events(store: Store, dataset: Artifact, plan: HistoryPlan) -> Iterator
         yield events.rename(names).select(*event_schema(plan))
 
 
-# Elements of lists that are made at a time.
+# Elements of lists that are built at a time.
 _ELEMENTS = 1 << 21
-# Bits of a row's place that do not tell which rows are stored together.
+# Low bits of a row's place; rows that differ only in these are stored together.
 _PIECE_BITS = 16
-# Events of histories in memory before they are written.
+# Maximum number of events of histories in memory before they are written.
 _WAITING_EVENTS = 1 << 22
 NO_PLACE = -1
 Sources = Callable[[date | None, DataSpec], Sequence[Source]]
@@ -149,7 +149,7 @@ Sources = Callable[[date | None, DataSpec], Sequence[Source]]
 
 @dataclass(frozen=True)
 class EventRanges:
-    """Of each row, its events: those from ``first`` to before ``last`` in the order of events."""
+    """The events of each row: those from ``first`` to before ``last`` in the order of events."""
 
     first: np.ndarray
     last: np.ndarray
@@ -163,12 +163,12 @@ class EventRanges:
 def event_ranges(
     users: np.ndarray, times: np.ndarray, row_users: np.ndarray, row_times: np.ndarray, plan: HistoryPlan
 ) -> EventRanges:
-    """The events of each row: of its user, strictly before its time less the lag, within the days, the newest ones.
+    """Find the events of each row: of its user, strictly before its time less the lag, within the days, the newest.
 
     ``users`` (int64, from 0) and ``times`` (int64, microseconds): of events, ordered by both.
     """
     lag = round(plan.lag_minutes * MINUTE_US)
-    # One number a user and time, in their order, so that one binary search finds the events of a user before a time.
+    # One number for each user and time, in their order, so that one binary search finds a user's events before a time.
     ranks = np.unique(times)
     width = len(ranks) + 1
     ordered = users * width + np.searchsorted(ranks, times)
@@ -184,9 +184,9 @@ def event_ranges(
 
 
 def cut_histories(events: pl.DataFrame, plan: HistoryPlan) -> Iterator[pl.DataFrame]:
-    """``place`` and the history (column ``plan.name``) of the rows that have one, some rows at a time.
+    """Yield ``place`` and the history (column ``plan.name``) of the rows that have one, some rows at a time.
 
-    ``events``: all that users did (``event_schema``) with ``place``, negative where the row is none of this dataset.
+    ``events``: all that users did (``event_schema``) with ``place``, negative if the row is not of this dataset.
     Events at the same time are ordered by what they are of, so that the order of the log plays no part.
     """
     whole = events.sort("key", "check", "time", *value_columns(plan))
@@ -196,14 +196,14 @@ def cut_histories(events: pl.DataFrame, plan: HistoryPlan) -> Iterator[pl.DataFr
     counts, is_row = whole["counts"].to_numpy(), (whole["place"] >= 0).to_numpy()
     ranges = event_ranges(users[counts], times[counts], users[is_row], times[is_row], plan)
 
-    # An event is a struct of what it is of, as text, and its time.
+    # An event is a struct of its values, as text, and its time.
     fields = []
     for column, name in zip(value_columns(plan), plan.of, strict=True):
         fields.append(pl.col(column).alias(name))
     fields.append(pl.from_epoch("time", time_unit="us").dt.replace_time_zone("UTC").alias(EVENT_TIME))
     structs = whole.filter("counts").select(fields).to_struct(plan.name)
 
-    # Rows by place, cut where about _ELEMENTS events are together.
+    # Sort the rows by place, and cut them where about _ELEMENTS events are together.
     places = whole["place"].to_numpy()[is_row]
     order = np.argsort(places)
     order = order[ranges.lengths[order] > 0]
@@ -227,7 +227,7 @@ class HistoryBuilder:
         self._users = KeyPartitions()
 
     def add(self, events: pl.DataFrame, part: int | None = None) -> None:
-        """Take in ``events``: of a ``part`` of this log with their lines, or (None) of days before."""
+        """Add ``events``: of a ``part`` of this log with their lines, or (None) of days before."""
         place = pl.lit(NO_PLACE, pl.Int64)
         if part is not None:
             # Part and line in one number, so that rows of a block lie together in the order of places.
@@ -235,13 +235,13 @@ class HistoryBuilder:
         self._users.add(events.select(*event_schema(self.plan), place.alias("place")))
 
     def build(self) -> RowHistories:
-        """The histories of all rows of this log, once all events are there."""
+        """Build the histories of all rows of this log, once all events were added."""
         built = RowHistories(self.plan)
         for events in self._users:
             # A partition has all events of its users, so it is cut by itself.
             for rows in cut_histories(events, self.plan):
                 built.add(rows)
-        # Look-ups read only what was written to the file.
+        # Lookups read only pieces that were written to the file.
         built.flush()
         return built
 
@@ -257,7 +257,7 @@ class RowHistories:
         self._waiting_events = 0
 
     def add(self, rows: pl.DataFrame) -> None:
-        """Take in rows: ``place`` and history."""
+        """Add rows: ``place`` and history."""
         self._waiting.append(rows)
         self._waiting_events += int(rows[self.plan.name].list.len().sum())
         if self._waiting_events >= _WAITING_EVENTS:
@@ -316,7 +316,7 @@ class BuiltHistories:
 def build_histories(
     engine: IngestEngine, data: DataConfig, draft: Draft, spec: DataSpec, sources: Sources, compression: str
 ) -> BuiltHistories:
-    """Read the events of the logs of ``data``, keep those of its days, and build histories with those of days before.
+    """Read the events of the logs of ``data``, keep those of its days, and build histories with those of earlier days.
 
     ``sources``: of a day, or of the whole log, as pass 1 reads them.
     """

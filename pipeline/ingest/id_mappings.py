@@ -23,7 +23,7 @@ class VocabMapping(IdMapping):
     """
 
     def counts(self, feature: MappedFeature, vocabularies: int) -> VocabCounts:
-        """Exact counts by id: a share of eight million ids in memory, the rest on disk."""
+        """Return exact counts by id: a share of eight million ids in memory, the rest on disk."""
         from pipeline.ingest.counts import VocabCounts
 
         return VocabCounts.sharing(feature.rows, vocabularies)
@@ -31,7 +31,7 @@ class VocabMapping(IdMapping):
     def fit(
         self, feature: MappedFeature, counts: VocabCounts, before: FittedMapping | None, day: FittingDay
     ) -> FittedMapping:
-        """New ids get rows by falling count, idle ones lose theirs."""
+        """Give new ids rows by falling count; idle ids lose theirs."""
         from pipeline.ingest.vocabulary import empty, updated
 
         fitted = before or empty()
@@ -40,11 +40,11 @@ class VocabMapping(IdMapping):
         return updated(fitted, counts.table(), feature, day.day, day.first_day)
 
     def apply(self, fitted: FittedMapping, hashes: pl.Series) -> tuple[pl.Series, ...]:
-        """By the vocabulary."""
+        """Map ids by the vocabulary."""
         return (fitted.known_rows(hashes),)
 
     def rows(self, fitted: FittedMapping, hashes: pl.Series) -> tuple[pl.Series, ...]:
-        """As every mapping; of hashes without nulls, as blocks have them, in three steps of NumPy."""
+        """Map as every mapping does; hashes without nulls, as blocks have them, in three steps of NumPy."""
         import numpy as np
         import polars as pl
 
@@ -67,7 +67,7 @@ VOCAB = VocabMapping(
 
 
 class HashMapping(IdMapping):
-    """``hash``: an id's row is its hash modulo the table's rows; nothing is fitted.
+    """``hash``: an id's row is its hash modulo the rows that are not reserved, behind those; nothing is fitted.
 
     Rows computed from the id's hash alone: one for each of ``ways``.
     """
@@ -80,17 +80,17 @@ class HashMapping(IdMapping):
         return (hash_rows_of,)
 
     def counts(self, feature: MappedFeature, vocabularies: int) -> Counts:
-        """Lookups by row, and an estimate of distinct ids: O(rows) memory."""
+        """Return counts of lookups by row, with an estimate of distinct ids: O(rows) memory."""
         from pipeline.ingest.counts import HashedCounts
 
         return HashedCounts(feature.rows, self.name, self.ways)
 
     def fit(self, feature: MappedFeature, counts: Any, before: FittedMapping | None, day: FittingDay) -> FittedMapping:
-        """The number of rows is all there is to know."""
+        """Fit nothing: the number of rows is all there is to know."""
         return before or FittedMapping(rows=feature.rows)
 
     def apply(self, fitted: FittedMapping, hashes: pl.Series) -> tuple[pl.Series, ...]:
-        """A row by each of ``ways``."""
+        """Map ids to a row by each of ``ways``."""
         return tuple(rows_of(hashes, fitted.rows) for rows_of in self.ways)
 
 
@@ -117,7 +117,7 @@ class _Learned(VocabMapping):
     def fit(
         self, feature: MappedFeature, counts: VocabCounts, before: FittedMapping | None, day: FittingDay
     ) -> FittedMapping:
-        # Decided once: later days keep who shares a row with whom.
+        # Decided once: later days keep which ids share a row.
         from pipeline.ingest.vocabulary import probe, shared_rows
 
         return before or shared_rows(feature, counts.table(), day.once(probe)[feature.name])
@@ -125,7 +125,8 @@ class _Learned(VocabMapping):
     def require_compatible(
         self, feature: MappedFeature, then: Mapping[str, Any], path: str, config: Mapping[str, Any]
     ) -> None:
-        # As for every mapping; the setting `rows` must be the same too, because the sharing is decided once.
+        # The checks of every mapping apply. The setting `rows` must be the same, too, because the sharing is decided
+        # once.
         super().require_compatible(feature, then, path, config)
         former = config["data"]["sparse"].get(feature.name)
         rows = feature.rows if former is None else former["rows"] or config["data"]["sparse_defaults"]["rows"]
@@ -158,7 +159,7 @@ class _Bins(IdMapping):
     def fit(
         self, feature: MappedFeature, counts: BinCounts, before: FittedMapping | None, day: FittingDay
     ) -> FittedMapping:
-        # Bounds of bins, as `data.sparse.<name>.bins_by` says; decided once.
+        # Choose bounds of bins as `data.sparse.<name>.bins_by` says, and only once.
         from pipeline.ingest.sketch import bin_bounds
 
         # Each bin has a row, beside the reserved ones. Few distinct values may make fewer bins, but the table keeps the
@@ -186,7 +187,7 @@ class _Bins(IdMapping):
         from pipeline.ingest.ids import of_bits
         from pipeline.ingest.sketch import bin_of
 
-        # The hash of a number is its bits (`ids.as_bits`), so the number itself can be had back.
+        # The hash of a number is its bits (`ids.as_bits`), from which the number itself is restored.
         assert fitted.bounds is not None
         return (pl.Series((bin_of(of_bits(hashes), fitted.bounds) + RESERVED_ROWS).astype(np.int32)),)
 

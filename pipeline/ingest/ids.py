@@ -38,13 +38,13 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 def hash_ids(ids: pl.Series, seed: int, missing: Sequence[str] = ()) -> pl.Series:
-    """xxhash64 (UInt64) of the UTF-8 bytes of each id; null stays null, and so does an id that is ``missing``."""
+    """Return xxhash64 (UInt64) of the UTF-8 bytes of each id; null for null, and for an id that is ``missing``."""
     words = [xxhash.xxh64_intdigest(word.encode(), seed) for word in missing]
     kernels = load_kernels("fields")
     if kernels is not None and ids.dtype == pl.String:
         return pl.Series(kernels.hash(ids.to_arrow(compat_level=pl.CompatLevel.newest()), seed, words))
     hashes = ids.to_frame("id").select(plh.col("id").nchash.xxhash64(seed=seed))["id"]  # type: ignore[attr-defined]
-    # Compared by their hashes, which is faster than comparing texts.
+    # Compare hashes, which is faster than comparing texts.
     absent = ids.is_null() | hashes.is_in(pl.Series(words, dtype=pl.UInt64).implode()).fill_null(False)
     if not absent.any():
         return hashes
@@ -52,24 +52,24 @@ def hash_ids(ids: pl.Series, seed: int, missing: Sequence[str] = ()) -> pl.Serie
 
 
 def hash_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
-    """Table row (Int32) of each hash: 2 + hash modulo (rows - 2)."""
+    """Return the table row (Int32) of each hash: 2 + hash modulo (rows - 2). Rows of the log: ``hash_rows``."""
     return (hashes % (rows - RESERVED_ROWS)).cast(pl.Int32) + RESERVED_ROWS
 
 
 def second_rows_of(hashes: pl.Series, rows: int) -> pl.Series:
-    """Another row (Int32) of each hash, as good as independent of the first: of its bits, mixed. Nulls get any."""
+    """Return another row (Int32) of each hash, nearly independent of the first, by mixing its bits. Nulls get any."""
     mixed = hashes.fill_null(0).to_numpy() * _MULTIPLIER
     mixed = (mixed ^ (mixed >> np.uint64(32))) * _MIX[0]
     return hash_rows_of(pl.Series(mixed ^ (mixed >> np.uint64(29))), rows)
 
 
 def hash_rows(columns: list[np.ndarray]) -> np.ndarray:
-    """One uint64 per row over ``columns`` (uint64 words, one array per column, in the schema's order).
+    """Return one uint64 per row of the log over ``columns`` (uint64 words, one array a column, in the schema's order).
 
-    Depends on the row's values alone: not on its place, its file or the format it came in.
+    It depends on the row's values alone: not on its place, its file or the format it came in.
     """
     total = np.zeros(len(columns[0]), np.uint64)
-    # Some rows at a time, so that they stay in the processor's cache for all columns.
+    # Mix some rows at a time, so that they stay in the processor's cache for all columns.
     for start in range(0, len(total), _IN_CACHE):
         part = slice(start, start + _IN_CACHE)
         _mix(total[part], [words[part] for words in columns])
@@ -89,7 +89,7 @@ def _mix(total: np.ndarray, columns: list[np.ndarray]) -> None:
 
 
 def estimated_distinct(smallest: np.ndarray, kept: int) -> int:
-    """Distinct hashes by the at most ``kept`` smallest, rising: exact below that, else within a few percent (KMV)."""
+    """Estimate distinct hashes by the ``kept`` smallest, rising: exact if there are fewer, else to a few % (KMV)."""
     if len(smallest) < kept:
         return len(smallest)
     # Hashes are uniform over 64 bits: the k-th smallest of n distinct ones lies at about k / n of the range.
@@ -99,7 +99,7 @@ def estimated_distinct(smallest: np.ndarray, kept: int) -> int:
 def event_key_columns(
     raw: pl.DataFrame, texts: dict[str, pl.Series], clicked: pl.Series, spec: DataSpec, rejected: RejectedRows
 ) -> list[pl.Series]:
-    """The typed columns of the rows' events; a row without a key is rejected. ``clicked``: labels as they came."""
+    """Return the typed columns of the rows' events; rejects rows without a key. ``clicked``: labels as they came."""
     column = spec.event_key or ""
     text = texts.get(column)
     if text is None:
@@ -114,11 +114,11 @@ def event_key_columns(
 
 
 def hash_event_keys(text: pl.Series) -> tuple[pl.Series, pl.Series]:
-    """The two hashes (UInt64) of each key."""
+    """Return the two hashes (UInt64) of each key."""
     return hash_ids(text, xxhash.xxh64_intdigest(b"event")), hash_ids(text, xxhash.xxh64_intdigest(b"event check"))
 
 
-# How lists explode into their elements and nothing else.
+# Options with which lists explode into their elements and nothing else.
 _NO_NULLS = {"empty_as_null": False, "keep_nulls": False}
 
 
@@ -131,7 +131,7 @@ def ids_of(
     weights: pl.Series | None = None,
     beside: pl.Series | None = None,
 ) -> list[pl.Series]:
-    """The columns of ``feature``: hashes and ids of its ``values``, which are also given as ``text``, and weights.
+    """Return the columns of ``feature``: hashes and ids of its ``values``, also given as ``text``, and weights.
 
     ``weights``: the column ``feature.weights``. ``beside``: what the ids of a row's list are crossed with.
     """
@@ -151,7 +151,7 @@ def ids_of(
 
 
 def check_ids(columns: list[pl.Series], feature: SparseSpec, rejected: RejectedRows) -> None:
-    """Reject the rows whose ids are missing or no whole numbers, where that is not allowed."""
+    """Reject the rows whose ids are missing or not whole numbers, if that is not allowed."""
     column = feature.column
     by_name = {series.name: series for series in columns}
     hashes, ids = by_name[f"hash:{feature.name}"], by_name[f"id:{feature.name}"]
@@ -174,14 +174,14 @@ def check_ids(columns: list[pl.Series], feature: SparseSpec, rejected: RejectedR
 
 
 def as_bits(numbers: pl.Series) -> pl.Series:
-    """The bits of each float64 as UInt64 (of -0 those of 0); null stays null."""
+    """Return the bits of each float64 as UInt64 (of -0 those of 0); null stays null."""
     # -0 + 0 is 0: equal numbers must have equal bits.
     values = numbers.fill_null(0.0).to_numpy() + 0.0
     return pl.Series(values.view(np.uint64)).zip_with(numbers.is_not_null(), nulls(pl.UInt64, len(values)))
 
 
 def of_bits(hashes: pl.Series) -> np.ndarray:
-    """The float64 whose bits these are; NaN for null."""
+    """Return the float64 whose bits these are; NaN for null."""
     values = hashes.fill_null(0).to_numpy().view(np.float64)
     return np.where(hashes.is_null().to_numpy(), np.nan, values)
 
@@ -195,7 +195,7 @@ def _multi(
     weights: pl.Series | None,
     beside: pl.Series | None,
 ) -> list[pl.Series]:
-    # Lists of ids (and weights) of one row each; empty and missing elements are left out.
+    # Returns lists of ids (and weights) of one row each, without empty and missing elements.
     flat = _elements(values, text, feature, spec, rejected)
     if weights is not None:
         flat = _with_weights(flat, weights, feature, spec, rejected)
@@ -205,7 +205,7 @@ def _multi(
     flat = flat.filter(present)
     if feature.weighted:
         if "text" not in flat.columns:
-            # Ids with their weights behind them, as text.
+            # The ids are text that ends with their weights.
             parts = pl.col("id").str.splitn(feature.weight_separator or ":", 2).struct
             flat = flat.with_columns(parts.field("field_0").alias("id"), parts.field("field_1").alias("text"))
             if spec.strip:
@@ -213,7 +213,7 @@ def _multi(
             flat = flat.filter(present)
         flat = _read_weights(flat, feature, rejected)
     if feature.max_ids is not None:
-        # After missing ids were left out, so that they do not count.
+        # Cut after missing ids were left out, so that they do not count.
         flat = flat.filter(pl.int_range(pl.len()).over("row") < feature.max_ids)
     flat = crossed(flat, beside)
     ends = np.cumsum(np.bincount(flat["row"].to_numpy(), minlength=len(values)))
@@ -230,8 +230,8 @@ def _multi(
 def _elements(
     values: pl.Series, text: pl.Series | None, feature: SparseSpec, spec: DataSpec, rejected: RejectedRows
 ) -> pl.DataFrame:
-    # `row` and `id` of every element of a field, in order; of maps also `text`, the weight.
-    # A field of text without a separator is one element.
+    # Returns `row` and `id` of every element of a field, in order; for maps also `text`, the weight. A field of text
+    # without a separator is one element.
     if text is not None:
         lists = elements_of(text, feature.separator)
         lists = lists.to_frame("v").select(pl.when(~absent_in(text, spec)).then(pl.col("v")))["v"]
@@ -255,7 +255,7 @@ def _elements(
 
 
 def _weight_text(weights: pl.Series) -> pl.Series:
-    # Weights as they are compared and read: numbers as Float64, all else as text.
+    # Returns weights as they are compared and read: numbers as Float64, all else as text.
     return weights.cast(pl.Float64) if weights.dtype.is_numeric() else strings_of(weights)
 
 
@@ -269,7 +269,7 @@ def _reject_fields(mask: pl.Series, what: str, feature: SparseSpec, rejected: Re
 def _with_weights(
     flat: pl.DataFrame, weights: pl.Series, feature: SparseSpec, spec: DataSpec, rejected: RejectedRows
 ) -> pl.DataFrame:
-    # `flat` with `text`, the weight of each element by the column of weights; a field of none weighs 1 each.
+    # Adds `text` to `flat`, the weight of each element in the column of weights; a field without any weighs 1 each.
     if weights.dtype != pl.List:
         text = strings_of(weights)
         weights = elements_of(text, feature.separator)
@@ -297,7 +297,7 @@ def _with_weights(
 
 
 def as_text(values: pl.Series) -> pl.Series:
-    """Values, or lists of them, as strings, or lists of strings."""
+    """Return values, or lists of them, as strings, or lists of strings."""
     if values.dtype != pl.List:
         return strings_of(values)
     if values.dtype.inner == pl.String:  # type: ignore[attr-defined]
@@ -326,38 +326,38 @@ def _read_weights(flat: pl.DataFrame, feature: SparseSpec, rejected: RejectedRow
 
 
 def as_lists(values: pl.Series, offsets: np.ndarray) -> pl.Series:
-    """Row i of the result holds values[offsets[i]:offsets[i + 1]]."""
+    """Return lists: row i holds values[offsets[i]:offsets[i + 1]]."""
     arrow = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values.to_arrow())
     return pl.Series(values.name, arrow)
 
 
 def flat_hashes(frame: pl.DataFrame, feature: MappedFeature) -> pl.Series:
-    """The feature's lookups in row order as UInt64; a row without an id is one null."""
+    """Return the feature's lookups in row order as UInt64; a row without an id is one null."""
     hashes = frame[f"hash:{feature.name}"]
     return hashes.explode(empty_as_null=True) if feature.multi else hashes
 
 
 def ids_per_row(frame: pl.DataFrame, feature: MappedFeature) -> np.ndarray:
-    """How many of ``flat_hashes`` each row has, int64: at least one."""
+    """Count how many of ``flat_hashes`` each row has, int64: at least one."""
     if not feature.multi:
         return np.ones(frame.height, np.int64)
     lengths = frame[f"hash:{feature.name}"].list.len().fill_null(0).clip(lower_bound=1)
     return lengths.to_numpy().astype(np.int64)
 
 
-# Between the values of a cross: the unit separator, which no log field holds.
+# Separates the values of a cross: the unit separator, which no log field holds.
 CROSS = "\x1f"
 
 
 def cross_text(
     raw: pl.DataFrame, texts: dict[str, pl.Series], feature: SparseSpec, spec: DataSpec, rejected: RejectedRows
 ) -> pl.Series:
-    """The id of each row, or of a cross of a list what is crossed with its elements: null where a part is missing.
+    """Return each row's id, or in a cross of a list what its elements are crossed with; null if a part is missing.
 
     The id of a cross is the text of its parts, so its hash is the same in every dataset, record and release. A number
     is taken as text, or as its bin between bounds that the configuration names.
 
-    ``texts``: of the raw columns that are no lists. Rows are rejected where a column holds lists instead of one value.
+    ``texts``: of the raw columns that are not lists. Rows are rejected if a column holds lists instead of one value.
     """
     columns = feature.cross[1:] if feature.multi else feature.cross
     parts = {}
@@ -377,12 +377,12 @@ def cross_text(
             rejected.add(np.ones(raw.height, bool), kind, lambda _, kind=kind: kind, column)  # type: ignore[misc]
             parts[f"{place}"] = nulls(pl.String, raw.height)
     frame = pl.DataFrame(parts)
-    # Null if any part is.
+    # The result is null if any part is.
     return frame.select(pl.concat_str(list(parts), separator=CROSS).alias("id"))["id"]
 
 
 def crossed(flat: pl.DataFrame, beside: pl.Series | None) -> pl.DataFrame:
-    """``flat`` (``row``, ``id``) with each id crossed with its row's ``beside``; rows without that have no ids left."""
+    """Cross each id of ``flat`` (``row``, ``id``) with its row's ``beside``; rows without that have no ids left."""
     if beside is None:
         return flat
     own = beside.gather(flat["row"]).alias("beside")
@@ -394,7 +394,7 @@ def code_ids(hashes: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     """Find the distinct ``hashes`` (uint64) as they appear, and each one's place in them.
 
     Returns:
-        uint64 [distinct], and int32 [n]; of a null the number of distinct ones.
+        uint64 [distinct], and int32 [n], where the place of a null is the number of distinct hashes.
     """
     kernels = load_kernels("rows")
     if kernels is not None:
@@ -410,14 +410,14 @@ def count_codes(codes: np.ndarray, keep: np.ndarray | None, distinct: int) -> tu
     """Count how often each of ``codes``, 0 to ``distinct``, occurs where ``keep`` (bool) says so.
 
     Returns:
-        The counts, and where a code occurs first: int64 [distinct + 1]; that means nothing for one that does not.
+        The counts, and the first place of each code: int64 [distinct + 1]. The place means nothing without a count.
     """
     kernels = load_kernels("rows")
     if kernels is not None:
         return kernels.count(codes, keep, distinct)
     first = np.zeros(distinct + 1, np.int64)
     places = np.arange(len(codes)) if keep is None else np.flatnonzero(keep)
-    # Backwards, for NumPy keeps the last of several values for one place.
+    # Assign backwards, because NumPy keeps the last of several values for one place.
     first[codes[places[::-1]]] = places[::-1]
     return np.bincount(codes[places], minlength=distinct + 1), first
 
@@ -435,47 +435,48 @@ class Coded:
 
     @staticmethod
     def of(frame: pl.DataFrame, feature: SparseSpec) -> Coded:
-        """The lookups of ``feature`` in typed rows."""
+        """Return the lookups of ``feature`` in typed rows."""
         distinct, codes = code_ids(flat_hashes(frame, feature).to_arrow())
         lengths = ids_per_row(frame, feature) if feature.multi else None
         return Coded(distinct, codes, lengths)
 
     @staticmethod
     def of_codes(hashes: np.ndarray, codes: pl.Series) -> Coded:
-        """As ``codes_by_row`` gives the ``codes``."""
+        """Restore what ``codes_by_row`` returned as ``codes``."""
         if codes.dtype != pl.List:
             return Coded(hashes, codes.to_numpy())
         return Coded(hashes, codes.explode().to_numpy(), codes.list.len().to_numpy().astype(np.int64))
 
     def codes_by_row(self) -> pl.Series:
-        """The codes, or lists of them, in as few bytes as they need."""
+        """Return the codes, or lists of them, in as few bytes as they need."""
         codes = self.codes
-        # So few lookups have no larger code, so the maximum need not be computed.
+        # With so few lookups no code is larger, so the maximum need not be computed.
         if len(codes) <= 1 << 16 or codes.max() < 1 << 16:
             codes = codes.astype(np.uint16)
         return self.by_row(pl.Series(codes))
 
     def by_row(self, values: pl.Series) -> pl.Series:
-        """A value of each lookup as a value, or as a list, of each row."""
+        """Turn a value for each lookup into a value, or a list, for each row."""
         if self.lengths is None:
             return values
         return as_lists(values, np.concatenate([[0], np.cumsum(self.lengths)]))
 
     def by_lookup(self, values: np.ndarray) -> np.ndarray:
-        """A value of each row for each of its lookups."""
+        """Repeat a value of each row for each of its lookups."""
         if self.lengths is None:
             return values
         return np.repeat(values, self.lengths)
 
     def of_rows(self, keep: np.ndarray) -> Coded:
-        """The lookups of the rows ``keep`` (bool [rows]); all hashes."""
+        """Return the lookups of the rows ``keep`` (bool [rows]), with all hashes."""
         lengths = None if self.lengths is None else self.lengths[keep]
         return Coded(self.hashes, self.codes[self.by_lookup(keep)], lengths)
 
     def counts(self, keep: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, int]:
-        """Of the rows ``keep`` (bool [rows]; None: all): lookups of each hash, the first of them; those of none.
+        """Count, in the rows ``keep`` (bool [rows]; None: all), the lookups of each hash, and those without an id.
 
-        All int64. The first lookup of a hash that those rows do not have means nothing.
+        Returns these counts with each hash's first lookup between them, which means nothing if the rows do not have
+        the hash. All are int64.
         """
         lookups = None
         if keep is not None:
@@ -484,18 +485,18 @@ class Coded:
         return counts[:-1], first[:-1], int(counts[-1])
 
     def hashes_by_row(self) -> pl.Series:
-        """The hash, or the list of hashes, of every row; null where missing."""
+        """Return the hash, or the list of hashes, of every row; null where missing."""
         # The code of a missing id is one past the last hash.
         known = pl.concat([pl.Series(self.hashes), pl.Series([None], dtype=pl.UInt64)])
         return self.by_row(known.gather(self.codes))
 
 
 def without_hashes(frame: pl.DataFrame, coded: Iterable[str]) -> pl.DataFrame:
-    """Typed rows without raw ids, and without the hashes of the ``coded`` features."""
+    """Return typed rows without raw ids, and without the hashes of the ``coded`` features."""
     hashes = {f"hash:{name}" for name in coded}
     return frame.select(name for name in frame.columns if name not in hashes and not name.startswith("id:"))
 
 
 def coded_ids(frame: pl.DataFrame, spec: DataSpec) -> dict[str, Coded]:
-    """The ids of typed rows by feature, of those that are no numbers."""
+    """Return the ids of typed rows by feature, except for those that are numbers."""
     return {feature.name: Coded.of(frame, feature) for feature in spec.sparse if not feature.mapping.numbers}

@@ -39,25 +39,25 @@ from pipeline.ingest.times import standard
 from pipeline.ingest.values import strings_of
 from pipeline.records.dataset import LABEL, RESERVED_ROWS, TRUE_PROBABILITY
 
-# Words that stand for a missing value wherever they are a whole field, and those that do where the rest are numbers.
+# Words that stand for a missing value wherever they are a whole field, and those that do so in a column of numbers.
 MISSING_WORDS = frozenset(("?", "\\N", "NULL", "null", "N/A", "n/a", "#N/A", "NaN", "nan"))
 MISSING_NUMBERS = MISSING_WORDS | {"NA", "None", "none", "-", "."}
-# Share of different values from which on a value is taken to name its row.
+# Minimum share of different values for a value to be taken to name its row.
 ROW_ID_SHARE = 0.98
 # Share of different rows of a log that delivers some again; below it, rows are merely alike.
 MOST_REPEATED = 0.8
-# Skewness from which on a number's logarithm is taken.
+# Skewness above which a number's logarithm is taken.
 SKEWED = 2.0
-# Rows by which anything is concluded from how many values differ.
+# Minimum rows to conclude anything from how many values differ.
 LEAST_ROWS = 100
-# NE that exact values gain over bins, from which on a number is looked up too.
+# Minimum NE that exact values must gain over bins for a number to be looked up as an id, too.
 ALSO_AN_ID = 0.001
-# Values of a whole number, and rows for each of them, by which it is looked up too.
+# Maximum number of values of a whole number, and minimum rows for each of them, to look it up as an id, too.
 FEW = 100
 # Periods of a log whose rows have times: what a value says is judged by rows of other periods.
 PERIODS = 10
 LEAST_ROWS_OF_A_TABLE = 1000
-# Words run into ``id`` only where what is before it has ids: bid, paid and valid end so, too.
+# Without a separator, ``id`` must follow a word for what has ids, because bid, paid and valid end so, too.
 _ID_NAMES = re.compile(
     r"(?i:(^|[_\W])(id|uid|uuid|guid|key|code|zip|hash)$)|[a-z]I[dD]$"
     r"|(?i:(user|item|ad|app|movie|product|customer|member|visitor|session|device|campaign|creative"
@@ -72,7 +72,7 @@ _ID_NAMES = re.compile(
 class Guess:
     """What one column is: ``kind`` label | time | dense | sparse | out, and in words what was ``seen`` of it.
 
-    ``name``: of the feature, where the column's own cannot be one. ``settings``: of the feature, in YAML's order.
+    ``name``: the feature's name, if the column's own cannot be one. ``settings``: the feature's, in YAML's order.
     """
 
     column: str
@@ -84,12 +84,12 @@ class Guess:
 
 @dataclass(frozen=True, kw_only=True)
 class Schema:
-    """All guesses of a log. ``others``: columns that could be the label too; ``missing``: words beside the empty one.
+    """All guesses of a log. ``others``: columns that could be the label, too; ``missing``: words besides the empty one.
 
-    ``rate``: of the label. ``other_labels``: in words, the rows with neither of its values. ``transform``: of most
-    numbers. ``days``: the first and the last one. ``by_day``: the time tells no more than the day. ``hour``: column of
-    a partition that is the row's hour. ``time_format``: of the time, ``other_format``: that its values could have as
-    well.
+    ``rate``: share of positive labels. ``other_labels``: in words, the rows with neither value of the label.
+    ``transform``: that of most numbers. ``days``: the first and the last one. ``by_day``: the time tells no more than
+    the day. ``hour``: column of a partition that is the row's hour. ``time_format``: format of the time;
+    ``other_format``: another one that its values could have.
     """
 
     label: Guess
@@ -111,7 +111,7 @@ class Schema:
     other_format: str = ""
 
     def of(self, kind: str) -> list[Guess]:
-        """The features that are ``dense`` or ``sparse``, or the columns that are left ``out``."""
+        """Return the features that are ``dense`` or ``sparse``, or the columns that are left ``out``."""
         return [guess for guess in self.features if guess.kind == kind]
 
 
@@ -125,8 +125,8 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
     Raises:
         DataError: if no column can be the label.
     """
-    # 1. Columns as they are meant: a decimal comma is a point, words that stand for missing values are none, and times
-    #    of an unusual form are written in the usual one.
+    # 1. Columns as they are meant: a decimal comma becomes a point, words that stand for missing values become missing,
+    #    and times of an unusual form are written in the usual one.
     commas = comma_columns(sample.frame, MISSING_NUMBERS)
     sample = replace(sample, frame=sample.frame.with_columns(pl.col(commas).str.replace(",", ".")))
     missing = _missing_words(sample.frame)
@@ -139,7 +139,7 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
             column = SampleColumn(standard(column.text, column.text, form[0]), ())
         columns.append(column)
 
-    # 2. The label, and the time of the rows: of several the one that tells most.
+    # 2. The label, and the time of the rows: of several columns, the one with the most distinct values.
     chosen, others = choose_label(columns, label)
     unchanged = next(column for column in columns if column.name == chosen.name)
     positive, negative = label_classes(chosen)
@@ -161,7 +161,7 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
     rest = [column for column in rest if column is not time]
     guesses = facts.guesses(rest, times)
     if not any(guess.kind == "sparse" for guess in guesses):
-        # A model needs one, even if its values may name a time.
+        # A model needs a sparse feature, even if its values may name a time.
         guesses = replace(facts, periods=None).guesses(rest, times)
     guesses = _with_own_names(guesses)
 
@@ -210,9 +210,9 @@ def _extract_common_transform(guesses: list[Guess]) -> str:
 
 
 def _hour_of_partitions(sample: LogSample, columns: list[SampleColumn]) -> str | None:
-    # The first column of folders that is called an hour and holds nothing but 0 to 23; None without such.
+    # Returns the first column of folders that is called an hour and holds nothing but 0 to 23; None without such.
     for column in columns:
-        # A column of a file may be any hour. Folders are named by the hour of their rows.
+        # Only folders are named by the hour of their rows. A column of a file may be any hour.
         if column.name not in sample.partitions or not re.fullmatch(r"(?i)h|hr|hour", column.name):
             continue
         # A folder called hour may also hold a time, or a count of hours.
@@ -222,7 +222,7 @@ def _hour_of_partitions(sample: LogSample, columns: list[SampleColumn]) -> str |
 
 
 def _periods(time: SampleColumn) -> np.ndarray:
-    # The period of each row, int64 [rows]: as many rows in each, but rows of one time are of one period.
+    # Returns the period of each row, int64 [rows]. Periods have equally many rows, but rows of one time share a period.
     values = time.numbers if time.is_numeric else time.text
     # Rows without a time are of the first period.
     rank = values.rank("min").fill_null(1).to_numpy()
@@ -250,16 +250,15 @@ def _missing_words(frame: pl.DataFrame) -> list[str]:
         if not found or not SampleColumn(values, found).is_numeric:
             found &= MISSING_WORDS
         words |= found
-    # Sorted, for the order of a set of strings differs between processes.
+    # Sort, because the order of a set of strings differs between processes.
     return sorted(words)
 
 
 @dataclass(frozen=True)
 class _Facts:
-    """What a column is, by how its values go with the ``clicks`` of the sample.
+    """Guesses what a column is from how its values go with the ``clicks`` of the sample.
 
-    ``weights``: of columns of lists of ids those with their weights. ``periods``: of each row, None where none has a
-    time.
+    ``weights``: columns of weights by columns of lists of ids. ``periods``: of each row, None if none has a time.
     """
 
     sample: LogSample
@@ -280,11 +279,11 @@ class _Facts:
         return guesses
 
     def guess(self, column: SampleColumn, *, another_time: bool) -> list[Guess]:
-        # What `column` is: a feature, two of them (a number whose exact values matter), or left out.
+        # Guesses what `column` is: a feature, two of them (a number whose exact values matter), or left out.
         seen = column.seen()
         name = feature_name(column.name)
 
-        # 1. Values of several parts, and what is of no use whatever it says.
+        # 1. Values of several parts, and columns that are of no use whatever they say.
         vector = text_vector(column.text)
         if vector:
             width, separator = vector
@@ -299,7 +298,7 @@ class _Facts:
         if column.lists:
             return [self._guess_lists(column, name)]
 
-        # 2. What is known only after the click.
+        # 2. Columns that are known only after the click.
         groups = self._grouped(column.text)
         area = left_out_auc(groups["n"].to_numpy(), groups["p"].to_numpy())
         number = column.is_numeric and not (column.is_whole and _ID_NAMES.search(column.name))
@@ -307,7 +306,7 @@ class _Facts:
         if codes:
             number, seen = False, f"{seen}; {codes}"
         if number:
-            # By the order of the numbers: clicks may be likelier for high ones, or for low ones.
+            # Use the order of the numbers: clicks may be likelier for high ones, or for low ones.
             groups = self._grouped(column.numbers).sort("v")
             by_order = grouped_auc(groups["n"].to_numpy(), groups["p"].to_numpy())
             area = max(area, by_order, 1 - by_order)
@@ -377,7 +376,7 @@ class _Facts:
         return ""
 
     def _guess_lists(self, column: SampleColumn, name: str) -> Guess:
-        # A vector, a map, or a list of ids.
+        # Guesses a vector, a map, or a list of ids.
         settings: dict[str, int | str]
         width = None if column.map else width_of(column.values)
         if width:
@@ -406,7 +405,7 @@ class _Facts:
         return Guess(column=column.name, kind="sparse", seen=seen, name=name, settings=settings)
 
     def _why_follows(self, column: SampleColumn, seen: str) -> str:
-        # Why no model should see `column`, which says something in rows with a click alone.
+        # Says why no model should see `column`, which says something only in rows with a click.
         if column.distinct != 2:
             return f"it says something only where {self.label} is positive: known only after the click? ({seen})"
         positive, negative = label_classes(column)
@@ -438,9 +437,9 @@ class _Facts:
         return Guess(column=column.name, kind="sparse", seen=seen, name=name, settings=settings)
 
     def ne_by(self, values: pl.Series) -> float:
-        # Normalised entropy of predicting a row's label by the rate of the other rows with its value.
-        # Where rows have times, by that of the rows of other periods: an exact temperature names the hours in which it
-        # was measured, and says nothing of those to come.
+        # Returns the normalised entropy of predicting a row's label by the rate of the other rows with its value. If
+        # rows have times, only the rows of other periods count: an exact temperature names the hours in which it was
+        # measured, and says nothing about those to come.
         frame = pl.DataFrame({"v": values, "p": self.clicks})
         # Without times, each row is a period of its own.
         period = pl.Series("t", range(len(values)) if self.periods is None else self.periods)
@@ -460,13 +459,13 @@ class _Facts:
 
 
 def xlogy(factor: np.ndarray | float, value: np.ndarray | float) -> np.ndarray:
-    """factor * log(value), 0 where ``factor`` is."""
+    """Return factor * log(value), 0 where ``factor`` is."""
     factor, value = np.asarray(factor, np.float64), np.asarray(value, np.float64)
     return np.where(factor > 0, factor * np.log(np.where(factor > 0, value, 1.0)), 0.0)
 
 
 def feature_name(column: str) -> str:
-    """A feature's name for ``column``: without what paths and modules do not allow, and none that is taken."""
+    """Return a feature's name for ``column``: without what paths and modules do not allow, and none that is taken."""
     name = re.sub(r"[/.:{}\[\],'\"\s]+", "_", column)
     # The name is already that of a column of the dataset or of an attribute of a PyTorch module.
     if name in TAKEN_NAMES or name in (LABEL, TRUE_PROBABILITY, "day"):
@@ -475,7 +474,7 @@ def feature_name(column: str) -> str:
 
 
 def table_rows(ids: pl.Series, growth: float) -> int:
-    """Rows for a table of ``ids`` of a log ``growth`` times as long as the sample: twice the distinct ids expected.
+    """Return rows for a table of ``ids``, if the log is ``growth`` times the sample: twice the distinct ids expected.
 
     Distinct ids grow with a power of the rows (Heaps' law), which the sample's halves tell.
     """

@@ -17,9 +17,9 @@ from pipeline.ingest.columns import (
     without_broken_classes,
 )
 
-# Share of a label's values that its two classes are at least.
+# Least share of a label's values that its two classes make up.
 LABEL_SHARE = 0.95
-# Probability below which it is no luck that a column says something in clicked rows alone.
+# Probability below which it is not chance that a column says something only in clicked rows.
 BY_CHANCE = 1e-9
 _LABEL_NAMES = re.compile(r"^(is_?)?(label|click(ed)?|target|y|conver(ted|sion)|purchased?|bought|late)$", re.I)
 _POSITIVE = ("1", "true", "True", "TRUE", "yes", "Yes", "y", "Y", "t")
@@ -45,7 +45,7 @@ def choose_label(columns: list[SampleColumn], name: str | None) -> tuple[SampleC
     ranked = sorted(two, key=lambda column: (-_likeness(column), column not in ends, -columns.index(column)))
     first = ranked[0]
     for other in ranked[1:]:
-        # What follows a click is a further task: the click is the label.
+        # A column that follows a click is a further task, and the click is the label.
         if _likeness(other) == _likeness(first) and only_among(happened(first), happened(other)):
             first = other
     ranked.remove(first)
@@ -55,7 +55,7 @@ def choose_label(columns: list[SampleColumn], name: str | None) -> tuple[SampleC
 def _no_label(columns: list[SampleColumn]) -> DataError:
     problem = "no column has two values and is nearly always filled, so none can be the label (click or no click)"
     for column in sorted(columns, key=_likeness, reverse=True):
-        # The same shares as ``label_classes`` takes of a column that is named.
+        # Use the shares that ``label_classes`` demands of a column that is named.
         classes = find_two_classes(column, LABEL_SHARE)
         if classes is not None and column.missing_share <= 1 - LABEL_SHARE:
             others = describe_others(column, classes) or f"those without a value, {column.missing_share:.1%}"
@@ -78,7 +78,7 @@ def _likeness(column: SampleColumn) -> int:
 
 
 def happened(column: SampleColumn) -> np.ndarray:
-    """Whether ``column`` says that something happened: a value that is none of missing, 0 and no."""
+    """Whether ``column`` says that something happened: a value other than missing, 0 and no."""
     if column.distinct == 2:
         positive, _ = label_classes(column)
         return (column.text == positive).fill_null(False).to_numpy()
@@ -90,7 +90,7 @@ def happened(column: SampleColumn) -> np.ndarray:
 
 
 def only_among(says: np.ndarray, clicks: np.ndarray) -> bool:
-    """Whether only clicks have what ``says`` (bools [n] both), and some do not, in more rows than by chance."""
+    """Whether ``says`` (bool [n], as ``clicks``) is true only for clicks, not all, and more often than by chance."""
     rate, rows = float(clicks.mean()), int(says.sum())
     return rows < clicks.sum() and rate**rows < BY_CHANCE and bool((clicks | ~says).all())
 

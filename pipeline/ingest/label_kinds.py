@@ -47,28 +47,28 @@ class Binary(LabelKind):
         return pl.select(pl.when(~missing).then(positive.cast(pl.Float32))).to_series()
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Log loss in nats."""
+        """Return the log loss in nats."""
         from torch.nn import functional
 
         return functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
 
     def predicted(self, logits: Any) -> Any:
-        """Probabilities."""
+        """Return probabilities."""
         from pipeline.evaluation.metrics import sigmoid
 
         return sigmoid(logits)
 
     def prediction(self, logits: Tensor) -> Tensor:
-        """Probabilities."""
+        """Return probabilities."""
         return logits.sigmoid()
 
     def start(self, mean: float, rows: int) -> float:
-        """The log odds, estimated as (positives + 1/2) / (rows + 1) (Krichevsky and Trofimov, 1981)."""
+        """Return the log odds, estimated as (positives + 1/2) / (rows + 1) (Krichevsky and Trofimov, 1981)."""
         positives = mean * rows
         return math.log((positives + 0.5) / (rows - positives + 0.5))
 
     def progress(self, sums: TaskSums) -> float | None:
-        """NE; None for rows of one class."""
+        """Return NE; None for rows of one class."""
         from pipeline.evaluation.metrics import entropy_of_rate
 
         if not 0 < sums.label < sums.weight:
@@ -76,7 +76,7 @@ class Binary(LabelKind):
         return sums.loss / sums.weight / entropy_of_rate(sums.label / sums.weight, math.log, math.log1p)
 
     def figures(self, labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None = None) -> dict[str, float]:
-        """NE, AUC, log loss and calibration."""
+        """Return NE, AUC, log loss and calibration."""
         from pipeline.evaluation.metrics import evaluate
 
         return evaluate(labels, logits, weights=weights)
@@ -102,17 +102,17 @@ class NumberKind(LabelKind):
         return number_of(values, text, task.column, spec, rejected).cast(pl.Float32)
 
     def progress(self, sums: TaskSums) -> float | None:
-        """The root mean square error; None without labels."""
+        """Return the root mean square error; None without labels."""
         return math.sqrt(sums.square / sums.weight) if sums.weight else None
 
     def figures(self, labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None = None) -> dict[str, float]:
-        """RMSE, calibration, and the share of the variance that is left (1 - R^2)."""
+        """Return RMSE, calibration, and the share of the variance that is left (1 - R^2)."""
         from pipeline.evaluation.metrics import evaluate_numbers
 
         return evaluate_numbers(labels, self.predicted(logits), weights)
 
 
-# Exp of more is no count, and its loss not finite in float32.
+# A larger logit is no count: exp(30) is 1e13. Beyond 88, exp is not finite in float32.
 LARGEST_LOGIT = 30.0
 
 
@@ -126,7 +126,7 @@ class Count(NumberKind):
     doc = "a whole number from 0 on, Poisson loss, the expected count."
 
     def read(self, values: pl.Series, text: pl.Series | None, task: TaskSpec, spec: Any, rejected: Any) -> pl.Series:
-        """See ``LabelKind.read``; a number that counts nothing is rejected."""
+        """See ``LabelKind.read``; a number that is not a count is rejected."""
         counts = super().read(values, text, task, spec, rejected)
         wrong = ((counts < 0) | (counts != counts.floor())).fill_null(False)
         rejected.add(
@@ -138,22 +138,22 @@ class Count(NumberKind):
         return counts
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """exp(logit) - label * logit: the negative log likelihood without what the label alone decides."""
+        """Return exp(logit) - label * logit: the negative log likelihood without what the label alone decides."""
         bounded = logits.clamp(max=LARGEST_LOGIT)
         return bounded.exp() - labels * bounded
 
     def predicted(self, logits: Any) -> Any:
-        """Expected counts."""
+        """Return expected counts."""
         import numpy as np
 
         return np.exp(np.minimum(logits.astype(np.float64), LARGEST_LOGIT))
 
     def prediction(self, logits: Tensor) -> Tensor:
-        """Expected counts."""
+        """Return expected counts."""
         return logits.clamp(max=LARGEST_LOGIT).exp()
 
     def start(self, mean: float, rows: int) -> float:
-        """The logarithm of the mean, kept finite by half a count more."""
+        """Return the logarithm of the mean, kept finite by half a count more."""
         return math.log((mean * rows + 0.5) / (rows + 0.5))
 
 
@@ -170,19 +170,19 @@ class Value(NumberKind):
     doc = "a number, squared loss, the expected value."
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Half the squared error."""
+        """Return half the squared error."""
         return 0.5 * (logits - labels).square()
 
     def predicted(self, logits: Any) -> Any:
-        """The logits."""
+        """Return the logits."""
         return logits.astype("float64")
 
     def prediction(self, logits: Tensor) -> Tensor:
-        """The logits."""
+        """Return the logits."""
         return logits
 
     def start(self, mean: float, rows: int) -> float:
-        """The mean."""
+        """Return the mean."""
         return mean
 
 

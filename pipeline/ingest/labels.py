@@ -17,15 +17,15 @@ from pipeline.ingest.values import RejectedRows, number_of
 from pipeline.records.dataset import LABEL, NEGATIVE_RATE, ROW_WEIGHT, task_column
 from pipeline.specs.label_kind import MAIN_TASK, TaskSpec
 
-# Sums of train rows: rows that they stand for, clicks of these.
+# Sums over train rows: the rows that they stand for, and the clicks of these.
 COUNTS_FOR, CLICKS_FOR = "counts_for", "clicks_for"
-# The shares that rows with a click tell.
+# The shares that the log names in rows with a click.
 OF_CLICKS = "rate_of_clicks"
 _MIX = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
 def read_rates(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: RejectedRows) -> pl.Series:
-    """The typed column of the share that the log names for each row; what is no share is rejected."""
+    """Return the typed column of the share that the log names for each row; rows with no valid share are rejected."""
     # A figure above 1 is no share, perhaps a weight. With 0, a row would stand for infinitely many.
     column = spec.sampling.column or ""
     rates = number_of(raw[column], texts.get(column), column, spec, rejected)
@@ -37,9 +37,9 @@ def read_rates(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, r
 
 
 def kept(hashes: np.ndarray, labels: pl.Series, share: float) -> pl.Series:
-    """The rows that stay: all with a click, and of the others the ``share`` with the smallest hashes.
+    """Choose the rows that stay: all with a click, and of the others the ``share`` with the smallest hashes.
 
-    The hashes are mixed anew: the split goes by them too.
+    The hashes are mixed anew, because the split uses them, too.
     """
     mixed = hashes + _MIX[0]
     # SplitMix64's finalizer.
@@ -50,14 +50,14 @@ def kept(hashes: np.ndarray, labels: pl.Series, share: float) -> pl.Series:
 
 
 def thinned(train: pl.DataFrame, share: float | None) -> pl.DataFrame:
-    """Transformed train rows, of which ``share`` of those without a click stayed: it multiplies what they came with."""
+    """Multiply the rate that transformed train rows came with by the ``share`` of rows without a click that stayed."""
     if share is None:
         return train
     return train.with_columns((pl.col(NEGATIVE_RATE) * share).cast(pl.Float32))
 
 
 def sums(spec: DataSpec) -> dict[str, pl.Expr]:
-    """What is measured of typed train rows for the true click rate, by name; {} where all rows count alike."""
+    """Return what is measured of typed train rows for the true click rate, by name; {} if all rows count alike."""
     before = spec.sampling.known_before
     if not (before or spec.row_weight):
         return {}
@@ -66,7 +66,7 @@ def sums(spec: DataSpec) -> dict[str, pl.Expr]:
         rate = pl.col(NEGATIVE_RATE)
     if spec.row_weight:
         weight = pl.col(ROW_WEIGHT).cast(pl.Float64)
-    # All clicks were kept, so a row with one stands for itself, and a row without one for those left out beside it.
+    # All clicks were kept, so a row with one stands for itself, and a row without one also for those left out.
     clicked = pl.col(LABEL) > 0
     expressions = {
         COUNTS_FOR: pl.when(clicked).then(weight).otherwise(weight / rate.cast(pl.Float64)),
@@ -78,7 +78,7 @@ def sums(spec: DataSpec) -> dict[str, pl.Expr]:
 
 
 def rows_counted_for(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray | None:
-    """How many rows each of the transformed rows ``frame`` counts for in figures; None where each counts for itself."""
+    """Return how many rows each transformed row of ``frame`` counts for in figures; None if each counts for itself."""
     if not (spec.sampling.known_before or spec.row_weight):
         return None
     weights = np.ones(frame.height, np.float32)
@@ -90,14 +90,14 @@ def rows_counted_for(frame: pl.DataFrame, spec: DataSpec) -> np.ndarray | None:
 
 
 def typed(name: str) -> str:
-    """Name of the typed column of task ``name``."""
+    """Return the name of the typed column of task ``name``."""
     return f"task:{name}"
 
 
 def task_columns(
     raw: pl.DataFrame, texts: dict[str, pl.Series], clicked: pl.Series, spec: DataSpec, rejected: RejectedRows
 ) -> list[pl.Series]:
-    """The typed columns of all further tasks, and of the weights if there are some. ``clicked``: the main label.
+    """Return the typed columns of all further tasks, and of weights if there are some. ``clicked``: the main label.
 
     A 0 that was written before the row's click came says nothing of what follows the click: it is missing.
     """
@@ -124,9 +124,9 @@ def task_columns(
 
 
 def after_click(spec: DataSpec) -> list[str]:
-    """The further tasks that cannot happen without a click: those given it, and those given one of these."""
+    """Return the further tasks that cannot happen without a click: those given it, and those given one of these."""
     names = [MAIN_TASK]
-    # Each is behind the one that it is given.
+    # Each task comes after the one that it is given.
     for task in spec.tasks:
         if task.given in names:
             names.append(task.name)
@@ -134,7 +134,8 @@ def after_click(spec: DataSpec) -> list[str]:
 
 
 def _given(values: pl.Series, given: pl.Series, task: TaskSpec, rejected: RejectedRows) -> pl.Series:
-    # The labels of a task that cannot happen where `given` is 0: there they are 0, in the whole log (ESMM, 2018).
+    # Returns the labels of a task that cannot happen where `given` is 0: there they are 0, in the whole log (ESMM,
+    # 2018).
     never = (given == 0).fill_null(False)
     impossible = (never & (values == 1)).fill_null(False)
     rejected.add(
@@ -147,7 +148,7 @@ def _given(values: pl.Series, given: pl.Series, task: TaskSpec, rejected: Reject
 
 
 def stored_columns(frame: pl.DataFrame, spec: DataSpec) -> list[pl.Series]:
-    """The columns of a dataset's files for typed rows ``frame``: a missing label is NaN."""
+    """Return the columns of a dataset's files for typed rows ``frame``: a missing label is NaN."""
     columns = [frame[typed(task.name)].fill_null(np.nan).alias(task_column(task.name)) for task in spec.tasks]
     if spec.row_weight is not None:
         columns.append(frame[ROW_WEIGHT])
@@ -161,7 +162,7 @@ def stored_columns(frame: pl.DataFrame, spec: DataSpec) -> list[pl.Series]:
 
 
 def labels_of(frame: pl.DataFrame, spec: DataSpec) -> dict[str, np.ndarray]:
-    """The labels of transformed rows ``frame`` by task, NaN where missing; the main task comes first."""
+    """Return the labels of transformed rows ``frame`` by task, NaN where missing; the main task comes first."""
     labels = {MAIN_TASK: frame[LABEL].to_numpy()}
     for task in spec.tasks:
         labels[task.name] = frame[task_column(task.name)].to_numpy()

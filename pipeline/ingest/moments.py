@@ -24,22 +24,22 @@ from pipeline.core.kernels import load_kernels
 from pipeline.ingest.schema import DataSpec, DenseSpec
 from pipeline.ingest.values import FLOAT32_MAX, RejectedRows, absent_in, nulls, shown
 
-# Whole numbers below are looked up where they would be taken the logarithm of.
+# Whole numbers below this have their logarithms looked up.
 SMALL = 1024
-# Lookup tables that are kept, one a feature.
+# Lookup tables that are kept, one per feature.
 _TABLES = 4096
-# Rows whose squares fit into 63 bits.
+# Maximum number of rows for which the sum of looked-up squares fits into 63 bits.
 _MOST_ROWS = 1 << 20
 LOG_QUANTUM = 1.0 / 65536
-# Below the exponent of the square of the smallest float64.
+# Sums are in units of 2^-2200, below the square of the smallest float64.
 _SHIFT = 2200
 # A float64 is mantissa * 2^(exponent - 1075).
 _ULP = 1075
 # Cuts a float64 into halves whose products are exact.
 _SPLIT = 2.0**27 + 1.0
-# Columns measured together: of a wide log, all at once would be a copy of the block.
+# Columns that are measured together. In a wide log, all at once would be a copy of the block.
 _TOGETHER = 64
-# Share of the largest value: 0.3 and 0.1 + 0.2 differ by less.
+# Deviation that is only rounding, as a share of the largest value: 0.3 and 0.1 + 0.2 differ by less.
 _NOISE = 2.0**-48
 
 
@@ -54,7 +54,7 @@ class Moments:
     squares: int = 0
 
     def merge(self, other: Moments) -> None:
-        """Take in what ``other`` saw."""
+        """Add what ``other`` saw."""
         self.count += other.count
         self.minimum = min(self.minimum, other.minimum)
         self.maximum = max(self.maximum, other.maximum)
@@ -80,7 +80,7 @@ class Moments:
 
 
 def measure(frame: pl.DataFrame, expressions: list[pl.Expr], keep: pl.Series | None = None) -> list[Moments]:
-    """Moments of each expression (float64, nulls left out) over ``frame``, or over its rows of ``keep``."""
+    """Return moments of each expression (float64, nulls left out) over ``frame``, or over its rows of ``keep``."""
     moments = []
     for start in range(0, len(expressions), _TOGETHER):
         some = expressions[start : start + _TOGETHER]
@@ -111,7 +111,7 @@ def _moments(values: np.ndarray) -> Moments:
         whole = values
         if bound >= 2.0**53:
             whole = values.astype(np.int64)
-        # Not np.dot: the threads of a BLAS wait for its next call by spinning, on cores that parse the next block.
+        # np.dot would let the threads of a BLAS spin until its next call, on cores that parse the next block.
         moments.total, moments.squares = int(whole.sum()) << _SHIFT, int(np.einsum("i,i", whole, whole)) << _SHIFT
     elif moments.minimum == moments.maximum:
         one = values[:1]
@@ -124,7 +124,7 @@ def _moments(values: np.ndarray) -> Moments:
 
 
 def exact_squares(values: np.ndarray) -> int:
-    """Exact sum of the squares of float64 ``values`` below 1e150, in units of 2^-2200.
+    """Return the exact sum of the squares of float64 ``values`` below 1e150, in units of 2^-2200.
 
     A square is the rounded product and its error, which is a float64 too (Dekker 1971). Without the error the variance
     of values far from 0 drowns in the rounding of their squares, and that of a constant comes out negative.
@@ -142,7 +142,7 @@ def exact_squares(values: np.ndarray) -> int:
 
 
 def exact_sum(values: np.ndarray) -> int:
-    """Exact sum of finite float64 ``values`` in units of 2^-2200, whatever their magnitudes.
+    """Return the exact sum of finite float64 ``values`` in units of 2^-2200, whatever their magnitudes.
 
     Mantissas are summed per exponent in two halves of 27 and 26 bits, each sum exact in float64.
     """
@@ -159,9 +159,9 @@ def exact_sum(values: np.ndarray) -> int:
 
 
 def prepared(feature: DenseSpec) -> pl.Expr:
-    """The feature's value as it is standardised: clipped, then sign(x) log1p(|x|), as far as its settings say so.
+    """Return the feature's value as it is standardised: clipped, then sign(x) log1p(|x|), if its settings say so.
 
-    In float64, whatever typed rows keep it in: widening a column at a time takes less memory than a block at once.
+    It is float64, whatever typed rows keep it in: widening a column at a time takes less memory than a block at once.
     """
     value = pl.col(f"dense:{feature.name}").cast(pl.Float64)
     if feature.clip:
@@ -172,7 +172,7 @@ def prepared(feature: DenseSpec) -> pl.Expr:
 
 
 def quantised_moments(frame: pl.DataFrame, feature: DenseSpec) -> Moments:
-    """Moments of the ``quantised`` values of typed rows; of small whole numbers, which counts mostly are, looked up."""
+    """Return moments of the ``quantised`` values of typed rows; small whole numbers, such as counts, are looked up."""
     column = frame[f"dense:{feature.name}"]
     kernels, known = load_kernels("rows"), None
     if feature.logarithmic and kernels is not None:
@@ -191,17 +191,18 @@ def quantised_moments(frame: pl.DataFrame, feature: DenseSpec) -> Moments:
 
 @lru_cache(_TABLES)
 def _quanta(feature: DenseSpec) -> np.ndarray:
-    # `quantised` values of the whole numbers below SMALL, int32: of the very expression, so bits are the same.
+    # Returns `quantised` values of the whole numbers below SMALL, int32, by the same expression, so that bits are the
+    # same.
     return small_numbers(feature).select(quantised(feature)).to_series().to_numpy().astype(np.int32)
 
 
 def small_numbers(feature: DenseSpec) -> pl.DataFrame:
-    """The whole numbers below SMALL as typed rows."""
+    """Return the whole numbers below SMALL as typed rows."""
     return pl.DataFrame({f"dense:{feature.name}": np.arange(SMALL, dtype=np.float64)})
 
 
 def quantised(feature: DenseSpec) -> pl.Expr:
-    """``prepared`` for exact sums: a logarithm in whole multiples of LOG_QUANTUM."""
+    """Return ``prepared`` for exact sums: a logarithm in whole multiples of LOG_QUANTUM."""
     value = prepared(feature)
     if feature.logarithmic:
         value = (value / LOG_QUANTUM).round()
@@ -215,7 +216,7 @@ _ABSENT = np.uint64(0x9AE16A3B2F90404F)
 def vector_of(
     values: pl.Series, text: pl.Series | None, feature: DenseSpec, spec: DataSpec, rejected: RejectedRows
 ) -> pl.Series:
-    """The typed column of ``feature``: of lists of numbers (or of their text), or of ``text``."""
+    """Return the typed column of ``feature``: of lists of numbers (or of their text), or of ``text``."""
     lists = values
     if text is not None:
         # Python and NumPy write lists with brackets around the numbers.
@@ -246,7 +247,7 @@ def vector_of(
 
 
 def _numbers(lists: pl.Series, rows: np.ndarray, feature: DenseSpec, rejected: RejectedRows) -> np.ndarray:
-    # float32 [len(rows), width] of lists of that width; a row with anything else than finite numbers is rejected.
+    # Returns float32 [len(rows), width] of lists of that width; rejects rows with anything but finite numbers.
     flat = lists.explode()
     if not (flat.dtype.is_numeric() or flat.dtype == pl.Boolean):
         flat = flat.cast(pl.String, strict=False).str.strip_chars()
@@ -285,7 +286,7 @@ def _check(matrix: np.ndarray, whole: np.ndarray, feature: DenseSpec, rejected: 
 
 
 def matrix_of(column: pl.Series) -> tuple[np.ndarray, np.ndarray]:
-    """A typed column as (float32 [rows, width], 0 where missing; bool [rows], which rows have a vector)."""
+    """Return a typed column as (float32 [rows, width], 0 where missing; bool [rows], which rows have a vector)."""
     width = column.dtype.size  # type: ignore[attr-defined]
     present = column.is_not_null().to_numpy()
     values = column.to_numpy() if len(column) else np.zeros((0, width), np.float32)
@@ -295,25 +296,25 @@ def matrix_of(column: pl.Series) -> tuple[np.ndarray, np.ndarray]:
 
 
 def lengths_of(column: pl.Series) -> np.ndarray:
-    """The length (L2 norm, float64) of each vector; NaN where it is missing."""
+    """Return the length (L2 norm, float64) of each vector; NaN where it is missing."""
     matrix, present = matrix_of(column)
     lengths = np.sqrt(np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64))
     return np.where(present, lengths, np.nan)
 
 
 def moments_of(column: pl.Series, feature: DenseSpec) -> tuple[Moments, Moments]:
-    """Moments of the numbers of all vectors that are not missing: as they are, and as they are standardised."""
+    """Return moments of the numbers of all vectors that are not missing: as they are, and as they are standardised."""
     matrix, present = matrix_of(column)
     if not present.all():
         matrix = matrix[present]
-    # One number a row, named like the column of vectors, for `quantised` reads that name.
+    # One number a row, named like the column of vectors, because `quantised` reads that name.
     flat = pl.DataFrame({column.name: matrix.astype(np.float64).ravel()})
     raw, ready = measure(flat, [pl.col(column.name), quantised(feature)])
     return raw, ready
 
 
 def scaled(column: pl.Series, feature: DenseSpec, mean: float, std: float) -> list[pl.Series]:
-    """The dataset's columns (Float32) of a typed column: each number as ``feature`` says; a missing vector is zeros."""
+    """Return the dataset's columns (Float32) of a typed column, as ``feature`` says; a missing vector is zeros."""
     matrix, present = matrix_of(column)
     if feature.transform == "unit":
         lengths = np.sqrt(np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64))
@@ -327,8 +328,8 @@ def scaled(column: pl.Series, feature: DenseSpec, mean: float, std: float) -> li
 
 
 def hashes_of(column: pl.Series) -> np.ndarray:
-    """One uint64 a row: a sum of its numbers' bits, each times an odd number of its place (Carter and Wegman 1979)."""
-    # The factors are the same in every run, for hashes decide the split.
+    """Return one uint64 a row: the sum of its numbers' bits times odd numbers by place (Carter and Wegman 1979)."""
+    # The factors are the same in every run, because hashes decide the split.
     matrix, present = matrix_of(column)
     bits = np.ascontiguousarray(matrix).view(np.uint32)
     factors = np.random.default_rng(0).integers(0, 1 << 63, bits.shape[1], np.uint64) * np.uint64(2) + np.uint64(1)

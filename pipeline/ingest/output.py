@@ -24,9 +24,9 @@ from pipeline.store.artifacts import Draft
 
 _MAGIC = b"PAR1"
 _TRUE, _FALSE, _BYTE, _I16, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 4, 7, 8, 9, 10, 12
-# Elements from which on a list's length does not fit its first byte; also the largest step of a field id.
+# Number of elements at which a list's length no longer fits its first byte; also the largest step of a field id.
 _LONG = 15
-# Fields of FileMetaData, RowGroup, ColumnChunk and ColumnMetaData.
+# Ids of fields of FileMetaData, RowGroup, ColumnChunk and ColumnMetaData.
 _ROWS, _GROUPS = 3, 4
 _COLUMNS, _BYTES, _GROUP_ROWS, _START, _COMPRESSED, _ORDINAL = 1, 2, 3, 5, 6, 7
 _CHUNK_START, _CHUNK = 2, 3
@@ -46,7 +46,7 @@ class Encoded:
 
 
 def encoded(table: pa.Table, compression: str) -> Encoded:
-    """The columns of ``table`` as one row group has them."""
+    """Return the columns of ``table`` as one row group has them."""
     # A file ends with its footer, the footer's length in 4 bytes, and 4 magic bytes.
     sink = pa.BufferOutputStream()
     with rows_writer(sink, table.schema, compression) as writer:
@@ -77,7 +77,7 @@ class RowsFile:
             group = group or dict(part.group)
             for field in sizes:
                 sizes[field] += part.group[field][1]
-        # Only fields that Arrow wrote, in their order, so that the footer equals the one that Arrow would write.
+        # Write only fields that Arrow wrote, in their order, so that the footer equals the one that Arrow would write.
         groups = self._footer[_GROUPS][1][1]
         now = {**sizes, _GROUP_ROWS: rows, _START: start, _ORDINAL: len(groups), _COLUMNS: (_STRUCT, columns)}
         for field in group.keys() & now.keys():
@@ -94,12 +94,12 @@ class RowsFile:
 
 
 def rows_writer(sink: Any, schema: pa.Schema, compression: str) -> pq.ParquetWriter:
-    """A writer of rows that training reads: plain values, for they decode several times as fast as dictionaries do."""
+    """Return a writer of rows that training reads: plain values, which decode several times as fast as dictionaries."""
     return pq.ParquetWriter(sink, schema, compression=compression, use_dictionary=False, write_statistics=False)
 
 
 def _shift(group: Struct, by: int) -> None:
-    # Move every place that a row group names; 0 stands for none.
+    # Moves every place that a row group names; 0 stands for none.
     for column in group[_COLUMNS][1][1]:
         places = [(column, _CHUNK_START)]
         for field in _PAGE_STARTS:
@@ -111,8 +111,8 @@ def _shift(group: Struct, by: int) -> None:
 
 
 def _read_number(data: bytes, at: int) -> tuple[int, int]:
-    # Return the number at `at`, and where the next value begins. ULEB128: 7 bits a byte, the lowest first; the 8th bit
-    # says that more follow.
+    # Returns the number at `at`, and where the next value begins. ULEB128: 7 bits a byte, the lowest first; the 8th
+    # bit says that more follow.
     number = shift = 0
     while True:
         byte = data[at]
@@ -209,13 +209,13 @@ def _write(kind: int, value: Any, out: bytearray) -> None:
 
 # Columns that are encoded together.
 _TOGETHER = 10
-# Bytes of a row group in memory, at a value a column, and its rows, however wide it is.
+# Maximum bytes of a row group in memory, at one value per column, and its minimum rows, however wide it is.
 _GROUP_BYTES = 32 << 20
 _LEAST_ROWS = 1024
 
 
 def narrowed_groups(config: IngestConfig, columns: int) -> IngestConfig:
-    """``config`` with smaller row groups where a row has many ``columns``.
+    """Return ``config`` with smaller row groups if a row has many ``columns``.
 
     One row group of each split is in memory, and training shuffles within several of them.
     """
@@ -288,14 +288,17 @@ class PartWriter:
         return encoded(plain(columns), self.config.compression)
 
     def _close_sink(self) -> None:
-        # Replaced before it is closed: if closing fails, the sink is not closed a second time.
+        # Replace the stack before closing it, so that the sink is not closed a second time if closing fails.
         self.writer = None
         stack, self.stack = self.stack, ExitStack()
         stack.close()
 
 
 def plain(frame: pl.DataFrame) -> pa.Table:
-    """Polars' large lists as ordinary ones, which every reader knows; columns that hold no nulls, as such."""
+    """Convert to Arrow: large lists become ordinary ones, which every reader knows.
+
+    Columns that hold no nulls are declared so.
+    """
     table = frame.rechunk().to_arrow()
     fields = []
     for field in table.schema:

@@ -153,7 +153,7 @@ def _parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule |
             check_ids(columns, sparse, rejected)
     columns += sequence_columns(raw, texts, spec, rejected)
 
-    # 3. When the row was, and what a synthetic log knows of it.
+    # 3. The time of the row, and its true probability in a synthetic log.
     zone, form = spec.time_zone, spec.time_format
     if spec.has_day:
         column = spec.day_column or spec.timestamp or ""
@@ -186,7 +186,8 @@ def _parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule |
 
 
 def _leave_out(frame: pl.DataFrame, spec: DataSpec) -> pl.DataFrame:
-    # The features of ``spec.left_out`` as missing. The split goes by what was delivered: the test rows stay the same.
+    # Makes the features of ``spec.left_out`` missing. The split goes by what was delivered, so the test rows stay the
+    # same.
     empty = []
     for name in spec.left_out:
         for kind in ("dense", "hash", "id", "weight"):
@@ -207,7 +208,7 @@ def _split_times(
     rule: DayRule | None,
     rejected: RejectedRows,
 ) -> pl.Series:
-    # In seconds since 1970: the row's own time, else the beginning of its hour or its day.
+    # Returns seconds since 1970: the row's own time, else the beginning of its hour or its day.
     file_day = 0 if rule is None else rule.day
     day, hour = pl.Series([file_day], dtype=pl.Int64).new_from_index(0, raw.height), None
     for known in columns:
@@ -220,8 +221,8 @@ def _split_times(
         return beginning_of(day, hour, zone).alias(SPLIT_TIME)
     values, text = raw[column], texts.get(column)
     if spec.day_column is not None:
-        # A day of another column does not replace a time that cannot be read: the row would silently be of its
-        # midnight. Of a number, eight digits may be seconds or a date, so only a missing one is rejected.
+        # The day of another column does not replace a time that cannot be read, or the row would silently get its
+        # midnight. Eight digits may be seconds or a date, so of numbers only a missing one is rejected.
         if values.dtype.is_numeric():
             rejected.add(values.is_null().to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
         else:
@@ -231,14 +232,14 @@ def _split_times(
 
 
 def _has_many_days(rule: DayRule | None) -> bool:
-    # Rows of one day of the log are wanted, and nothing is wrong with the others.
+    # Whether rows of one day of the log are wanted, and nothing is wrong with the others.
     return rule is not None and rule.others == "drop"
 
 
 def _take_other_days(
     raw: pl.DataFrame, days: np.ndarray, rule: DayRule, rejected: RejectedRows
 ) -> tuple[dict[int, pl.DataFrame], int]:
-    # The rows to keep for other days, by day, and how many are dropped. Marks them all as bad.
+    # Returns the rows to keep for other days, by day, and how many are dropped. Marks them all as bad.
     dropped = 0
     if _has_many_days(rule) and rejected.bad.any():
         dropped = _drop_rejects_of_other_days(days, rule, rejected)
@@ -301,10 +302,10 @@ def _check_values(values: pl.Series, feature: DenseSpec, rejected: RejectedRows)
 def _label(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: RejectedRows) -> pl.Series:
     values, text = raw[spec.label], texts.get(spec.label)
     if text is None:
-        # A list is no label: its text is what the quarantine shows.
+        # A list is no label, so the quarantine shows its text.
         text = values.cast(pl.List(pl.String)).list.join(",")
     if values.dtype.is_numeric():
-        # Compared by value, for a column of numbers may hold 1 as 1.0.
+        # Compare by value, because a column of numbers may hold 1 as 1.0.
         positive, negative = equals(values, spec.positive), equals(values, spec.negative)
     else:
         positive, negative = (text == spec.positive).fill_null(False), (text == spec.negative).fill_null(False)

@@ -3,7 +3,7 @@
 Population stability index (PSI): sum of (p - q) ln(p / q) over the bins of the day before, p and q their shares of
 the rows then and now. Below 0.1 nothing moved, above 0.25 much did.
 
-Also what stops an ingestion: nothing to train on, too many rows in quarantine, checks that hold the logs.
+It also decides what stops an ingestion: nothing to train on, too many rows in quarantine, checks that hold the logs.
 """
 
 from __future__ import annotations
@@ -34,19 +34,22 @@ from pipeline.specs.id_mapping import Counts
 
 # Bins of a dense feature.
 BINS = 10
-# Ids of a sparse one that are a bin each; the rest is one more.
+# Ids of a sparse feature that are a bin each; all others are one more bin.
 TOP = 100
 # Train rows that are looked at for ids that give the label away.
 LEAK_ROWS = 1 << 17
 LEAST_ROWS, LEAST_OF_A_CLASS = 1000, 50
-# What is compared, as a reader wants to hear of it: lost clicks and values first, drift of values last.
+# Figures that are compared, in the order of interest: lost clicks and values first, drift of values last.
 FIGURES = ("label_rate", "missing_share", "distinct", "psi")
 # Share that a bin without rows is taken to have.
 _SMALLEST = 1e-4
 
 
 def distribution(spec: DataSpec, split_counts: SplitCounts) -> dict[str, Any]:
-    """What the next day is compared with: {"label_rate", "features": {name: missing, distinct, bins and shares}}."""
+    """Return the figures that the next day is compared with.
+
+    They are {"label_rate", "features": {name: missing, distinct, bins and shares}}.
+    """
     train = split_counts.train
     features: dict[str, Any] = {}
     for dense in spec.dense:
@@ -69,7 +72,7 @@ class Drift:
     change: float
 
     def line(self) -> str:
-        """In words, by name."""
+        """Describe it in words, by name."""
         if self.what == "label_rate":
             return f"label rate was {self.before:.4g}, is now {self.now:.4g}"
         if self.what == "psi":
@@ -81,7 +84,7 @@ class Drift:
 
 
 def drifts(before: dict[str, Any], now: dict[str, Any], split_counts: SplitCounts) -> list[Drift]:
-    """Every figure of ``now`` beside that of the day ``before`` (both as ``distribution`` gives them)."""
+    """Compare every figure of ``now`` with that of the day ``before`` (both as ``distribution`` gives them)."""
     rate, rate_now = before["label_rate"], now["label_rate"]
     moved = [Drift("", "label_rate", rate, rate_now, abs(rate_now - rate) / max(rate, 1e-12))]
     for name, current in now["features"].items():
@@ -99,20 +102,20 @@ def drifts(before: dict[str, Any], now: dict[str, Any], split_counts: SplitCount
 
 
 def _whole(given: np.ndarray | list[float], record: dict[str, Any]) -> np.ndarray:
-    # Shares of all rows: of the bins, of values in none of them, and of missing values. Bins of another day hold only
-    # the ids that were frequent then, so today's shares need not add up to 1.
+    # Returns shares of all rows: of the bins, of values in none of them, and of missing values. Bins of another day
+    # hold only the ids that were frequent then, so today's shares need not add up to 1.
     shares: np.ndarray = np.asarray(given, np.float64) * (1 - record["missing"])
     return np.concatenate([shares, [max(1 - record["missing"] - shares.sum(), 0.0), record["missing"]]])
 
 
 def psi(before: np.ndarray, now: np.ndarray) -> float:
-    """Population stability index of two lists of shares."""
+    """Return the population stability index of two lists of shares."""
     before, now = np.maximum(before, _SMALLEST), np.maximum(now, _SMALLEST)
     return float(((now - before) * np.log(now / before)).sum())
 
 
 def beyond(moved: list[Drift], limits: DriftLimits) -> list[Drift]:
-    """Those that moved further than ``limits``: what is most likely a fault upstream first, then the furthest."""
+    """Return those that moved further than ``limits``: likely faults upstream first, then the furthest."""
     drifted = []
     for drift in moved:
         limit = getattr(limits, drift.what)
@@ -124,7 +127,7 @@ def beyond(moved: list[Drift], limits: DriftLimits) -> list[Drift]:
 class LabelLeakCounts:
     """How often rows with an id are of the positive class: counts of the first LEAK_ROWS train rows.
 
-    ``areas``: what ``auc`` says, where the counts are elsewhere.
+    ``areas``: the results of ``auc``, if the counts are elsewhere.
     """
 
     def __init__(self, spec: DataSpec) -> None:
@@ -157,7 +160,7 @@ class LabelLeakCounts:
         return self.rows >= LEAK_ROWS
 
     def auc(self, feature: str) -> float:
-        """AUC of predicting a row's label by the other rows with its id (the row itself left out)."""
+        """Return the AUC of predicting a row's label by the other rows with its id (the row itself left out)."""
         if feature in self.areas:
             return self.areas[feature]
         table = pl.concat(self.pieces[feature]).group_by("hash").agg(pl.sum("n"), pl.sum("p"))
@@ -165,9 +168,9 @@ class LabelLeakCounts:
 
 
 def left_out_auc(counts: np.ndarray, positives: np.ndarray) -> float:
-    """AUC of each row's score: the rate of positives of its group's other rows, smoothed by one average row."""
-    # A row's own label does not count: otherwise an id that is seen once would tell it for sure. So of a positive row's
-    # group there is one positive less.
+    """Return the AUC of scoring each row by the rate of its group's other rows, smoothed by one average row."""
+    # A row's own label does not count: otherwise an id that is seen once would tell it for sure. So the group of a
+    # positive row has one positive less.
     prior = positives.sum() / max(counts.sum(), 1)
     of_positive, of_negative = (positives - 1 + prior) / counts, (positives + prior) / counts
     scores, place = np.unique(np.concatenate([of_positive, of_negative]), return_inverse=True)
@@ -177,7 +180,7 @@ def left_out_auc(counts: np.ndarray, positives: np.ndarray) -> float:
 
 
 def leaks(spec: DataSpec, split_counts: SplitCounts, alone: LabelLeakCounts, limit: float) -> dict[str, float]:
-    """{feature: AUC} of those that predict the label alone better than ``limit``; none where there are few rows."""
+    """Return {feature: AUC} of those that predict the label alone better than ``limit``; none if there are few rows."""
     least = min(alone.positives, alone.rows - alone.positives)
     if alone.rows < LEAST_ROWS or least < LEAST_OF_A_CLASS:
         return {}
@@ -194,7 +197,8 @@ def leaks(spec: DataSpec, split_counts: SplitCounts, alone: LabelLeakCounts, lim
 
 
 def _dense_auc(sketch: Sketch, train: Partial) -> float:
-    # The best of: higher is likelier, lower is likelier, by bucket; missing values are a group of their own.
+    # Returns the best AUC of three scores: higher values, lower values, and the click rate of a value's bucket. Missing
+    # values are a group of their own.
     counts, positives = sketch.rows, sketch.clicks
     missing, missing_clicks = train.rows - sketch.total, train.positives - int(positives.sum())
     areas = []
@@ -209,7 +213,7 @@ def _dense_auc(sketch: Sketch, train: Partial) -> float:
 
 @dataclass
 class QualityVerdict:
-    """What the checks say of a dataset. ``warnings`` and ``held``: in words."""
+    """The result of a dataset's checks. ``warnings`` and ``held``: in words."""
 
     drift: list[Drift] = field(default_factory=list)
     against: str | None = None
@@ -218,7 +222,7 @@ class QualityVerdict:
     held: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data: the figures by feature."""
+        """Return plain data: the figures by feature."""
         features: dict[str, dict[str, float]] = {}
         for drift in self.drift:
             features.setdefault(drift.feature or LABEL, {})[drift.what] = drift.change
@@ -234,7 +238,7 @@ def verdict(
     against: str | None,
     before: dict[str, Any] | None,
 ) -> QualityVerdict:
-    """Look at leaks, and at drift of the distribution ``now`` from the one ``before``, of the dataset ``against``."""
+    """Check for leaks, and for drift of the distribution ``now`` from ``before``, that of the dataset ``against``."""
     judged = QualityVerdict(against=against)
     if before is not None:
         judged.drift = drifts(before, now, split_counts)
@@ -253,7 +257,7 @@ def verdict(
 
 @dataclass
 class RejectCounts:
-    """Rows in quarantine: ``of_day`` of the day that is read, ``of_none`` of which no day is known.
+    """Rows in quarantine: ``of_day`` of the day that is read, ``of_none`` of no known day.
 
     ``of_others``: rows of other days in the same log.
     """
@@ -273,7 +277,7 @@ def check_day(
 ) -> None:
     """Raise DataError unless there is something to train on; ``repeated``: rows of ``day``.
 
-    Rows in quarantine of which no day is known count against the whole log.
+    Rows in quarantine of no known day count against the whole log.
     """
     where = data.path or "the synthetic log"
     rows, clicks = split_counts.rows, split_counts.positives["train"]
@@ -331,7 +335,7 @@ def check_day(
 
 
 def _check_shares(split_counts: SplitCounts, data: DataConfig) -> None:
-    # Raise DataError where rows with a click tell a share of their own, which is 1: the logit needs the others'.
+    # Raises DataError if all rows with a click have the share 1: the logit needs the share of the others.
     column = data.sampling.column
     if column is None or data.sampling.correct != BY_LOGIT:
         return
@@ -414,7 +418,7 @@ def _check_share(quarantine: Quarantine, data: DataConfig, quarantined: int, row
 
 
 def held(verdict: QualityVerdict, data: DataConfig) -> DataError:
-    """The error for logs that ``data.checks`` hold."""
+    """Return the error for logs that ``data.checks`` hold."""
     message = f"the checks hold the logs of {data.day or data.path or 'the synthetic log'}: "
     message += "; ".join(verdict.held[:5])
     if len(verdict.held) > 5:
@@ -435,7 +439,7 @@ def held(verdict: QualityVerdict, data: DataConfig) -> DataError:
 
 
 def mend(kind: str, data: DataConfig) -> str:
-    """The override that most likely mends a log of which no row parses for reason ``kind``."""
+    """Return the override that most likely mends a log of which no row parses for reason ``kind``."""
     if kind == "wrong number of fields":
         return "data.separator=<one character>, or data.columns=[<name of each column, in order>]"
     if kind.startswith(f"{data.label.column} is neither"):
@@ -443,7 +447,7 @@ def mend(kind: str, data: DataConfig) -> str:
         if {"True", "False"} & {data.label.positive, data.label.negative}:
             hint += '; in a file of YAML write "yes" and "no" with quotes: without them they mean True and False'
         return hint
-    # A list: its kind says how it is read.
+    # For a list, its kind says how it is read.
     if "; data.sparse." in kind:
         return kind.partition("; ")[2].partition(" makes")[0]
     if kind == LINE_TOO_LONG[0]:

@@ -22,10 +22,10 @@ from pipeline.ingest.times import HOURS_PER_DAY
 
 COMPRESSED = (".gz", ".zst", ".zstd", ".bz2", ".xz")
 _MAGIC = re.compile(r"[*?\[]")
-# What local disks and S3 call their change marks. One of these alone is the mark: fingerprints of before stay.
+# Names of the change marks of local disks and S3. If one is present, no other counts, so old fingerprints stay valid.
 _FIRST = ("mtime", "ETag", "LastModified", "md5Hash")
-# Change marks under the names of other stores, in lower case and without "-" and "_". First times, which files of
-# different content may share.
+# Change marks under the names of other stores, in lower case and without "-" and "_". These are times, which files
+# of different content may share.
 _OF_TIME = frozenset(
     {
         "lastmodified",
@@ -62,16 +62,16 @@ _MARKS = _OF_TIME | _OF_CONTENT
 _OBJECT_STORES = frozenset(
     {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "oci", "ocilake", "obs", "cos", "r2", "hf"}
 )
-# What says nothing of a file's content, or changes though the content does not.
+# Entries that say nothing about a file's content, or change although the content does not.
 _NO_MARKS = frozenset({"name", "key", "size", "type", "url", "mimetype", "partial", "atime", "accesstime"})
 
 
 def files_at(fs: AbstractFileSystem, path: str) -> list[str]:
-    """Files at ``path``, sorted: itself, or those of a directory or a glob that are not hidden.
+    """Return files at ``path``, sorted: itself, or those of a directory or a glob that are not hidden.
 
     A name that begins with ``.`` or ``_`` hides a file, and all files below a folder: writers keep half-written files
     (``_temporary/``) and records of their own (``_delta_log/``) there. A folder called ``_name=value`` is a Hive
-    partition and hides nothing, as in Spark. Names that ``path`` itself spells out are asked for.
+    partition and hides nothing, as in Spark. Names that ``path`` itself spells out are not hidden.
     Empty names, with which object stores mark folders, are left out. The file system is listed anew.
     """
     fs.invalidate_cache()
@@ -99,7 +99,7 @@ def files_at(fs: AbstractFileSystem, path: str) -> list[str]:
 
 
 def root_of(fs: AbstractFileSystem, path: str) -> str:
-    """The folder that ``path`` names: itself, what stands before the first wildcard, or that of the one file."""
+    """Return the folder that ``path`` names: itself, the part before the first wildcard, or that of the one file."""
     if fs.isdir(path):
         return path
     wildcard = _MAGIC.search(path)
@@ -109,7 +109,7 @@ def root_of(fs: AbstractFileSystem, path: str) -> str:
 
 
 def below(name: str, root: str) -> str:
-    """``name`` as seen from the folder ``root``; its last part where it does not lie there."""
+    """Return ``name`` as seen from the folder ``root``; only its last part if it lies elsewhere."""
     inside = root.rstrip("/") + "/" if root.strip("/") else root
     if not name.startswith(inside):
         return name.rpartition("/")[2]
@@ -132,10 +132,10 @@ def is_hidden(path: str, asked: list[str] | None = None) -> bool:
 
 
 def fingerprint(url: str, columns: Collection[str] = ()) -> str:
-    """Fingerprint of input data: names, sizes and the file system's own change marks of every file at ``url``.
+    """Fingerprint input data: names, sizes and the file system's own change marks of every file at ``url``.
 
     ``url`` is a file, a directory or a glob on any fsspec URL, as ``files_at`` reads it; "" where nothing matches.
-    ``columns``: of those that the folders of partitions tell, the values count too.
+    ``columns``: if folders of partitions tell these, their values count, too.
     """
     fs, path = opened(url)
     paths = files_at(fs, path)
@@ -155,9 +155,9 @@ def fingerprint(url: str, columns: Collection[str] = ()) -> str:
 
 
 def change_mark(fs: AbstractFileSystem, path: str, info: Mapping[str, Any]) -> str:
-    """What of ``info``, or else of ``fs`` itself, changes when the file at ``path`` is written again.
+    """Return what of ``info``, or else of ``fs`` itself, changes when the file at ``path`` is written again.
 
-    "None" where the file system tells nothing but a size: a new delivery of the same size then goes unseen.
+    "None" if the file system tells nothing but a size: a new delivery of the same size then goes unseen.
     """
     for name in _FIRST:
         if info.get(name):
@@ -166,7 +166,7 @@ def change_mark(fs: AbstractFileSystem, path: str, info: Mapping[str, Any]) -> s
     if not known:
         known = _ask_file_system(fs, path)
     if not known:
-        # As AbstractFileSystem.ukey and checksum do, but for what is no mark.
+        # Take what AbstractFileSystem.ukey and checksum would, except for entries that are no marks.
         for key, value in info.items():
             if isinstance(value, (str, int, float, bytes, date)) and _plain(key) not in _NO_MARKS:
                 known[key] = value
@@ -179,7 +179,7 @@ def tells_content(fs: AbstractFileSystem, info: Mapping[str, Any]) -> bool:
     if isinstance(protocols, str):
         protocols = (protocols,)
     marks = {_plain(key) for key, value in info.items() if value} & _OF_CONTENT
-    # An object store's ETag is new with every write. That of a web server often is the time and the size, as nginx's.
+    # An object store's ETag is new with every write. A web server's often is the time and the size, as with nginx.
     if _OBJECT_STORES.isdisjoint(protocols):
         marks.discard("etag")
     return bool(marks)
@@ -197,7 +197,7 @@ def _ask_file_system(fs: AbstractFileSystem, path: str) -> dict[str, Any]:
         try:
             answer = getattr(fs, name)(path)
         except (NotImplementedError, KeyError, TypeError):
-            # Of implementations that only look as if they had it.
+            # Some implementations only look as if they had it.
             continue
         if answer:
             answers[name] = answer
@@ -208,8 +208,8 @@ def _ask_file_system(fs: AbstractFileSystem, path: str) -> dict[str, Any]:
 class LogFiles:
     """The files of a log in order; ``labels`` name them relative to where they lie together.
 
-    ``places`` name them as seen from the folder that ``data.path`` names, compressed or not: whichever files lie beside
-    one, and however it is packed, its rows have the same place.
+    ``places`` name them as seen from the folder that ``data.path`` names, compressed or not, so that the rows of
+    a file have the same place whatever files lie beside it and however it is packed.
     """
 
     fs: AbstractFileSystem
@@ -220,7 +220,7 @@ class LogFiles:
 
 
 def opened(url: str) -> tuple[AbstractFileSystem, str]:
-    """The file system of ``url``, and the path there; DataError where there is none of that kind."""
+    """Return the file system of ``url``, and the path there; DataError if there is none of that kind."""
     try:
         return fsspec.core.url_to_fs(url)
     except (ValueError, ImportError) as error:
@@ -228,7 +228,7 @@ def opened(url: str) -> tuple[AbstractFileSystem, str]:
 
 
 def missing_data(path: str) -> DataError:
-    """The error for a ``data.path`` that leads nowhere."""
+    """Return the error for a ``data.path`` that leads nowhere."""
     return DataError(
         f"nothing exists at data.path={path}, expected a file, a directory or a glob that matches files",
         hint="data.path=<file, directory or glob>",
@@ -236,7 +236,7 @@ def missing_data(path: str) -> DataError:
 
 
 def find_files(path: str) -> LogFiles:
-    """Files at ``path`` sorted by name, without hidden ones (``files_at``); DataError if none."""
+    """Find files at ``path`` sorted by name, without hidden ones (``files_at``); DataError if none."""
     fs, root = opened(path)
     paths = files_at(fs, root)
     if not paths:
@@ -266,7 +266,7 @@ SHOWN = 5
 
 
 def expanded(names: list[str], skipped: Collection[int] = ()) -> list[str]:
-    """``names``, of which ``hour={00..23}`` stands for 24: numbers as wide as the first one.
+    """Expand ``names``, in which ``hour={00..23}`` stands for 24: numbers as wide as the first one.
 
     ``skipped``: hours that the day does not have, which a range of all 24 leaves out.
     """
@@ -289,7 +289,7 @@ def expanded(names: list[str], skipped: Collection[int] = ()) -> list[str]:
 def missing_partitions(
     limit: WatermarkConfig, path: str, files: LogFiles, fill: Callable[[str], str], skipped: Collection[int] = ()
 ) -> list[str]:
-    """In words, the folders that ``limit`` waits for and that hold none of ``files``, those of the day at ``path``.
+    """Describe the folders that ``limit`` waits for and that hold none of ``files``, those of the day at ``path``.
 
     ``fill`` puts the day into a name. A folder without rows is there once it holds the file ``limit.success``.
     ``skipped``: hours that the day does not have, for which no folder of its 24 is waited for.
@@ -333,8 +333,8 @@ def missing_partitions(
 
 
 def _absent(names: list[str], folders: list[str]) -> list[str]:
-    # The names that no folder has. A name may be anywhere in a path, but only as whole parts: `hour=0` is not in
-    # `region=eu/hour=03`.
+    # Returns the names that no folder has. A name may be anywhere in a path, but only as whole parts: `hour=0` is not
+    # in `region=eu/hour=03`.
     absent = []
     for name in names:
         if not any(f"/{name}/" in f"/{folder}/" for folder in folders):
@@ -350,7 +350,7 @@ def _listed(names: list[str]) -> str:
 
 
 def _missing_numbers(folders: list[str], count: int) -> list[str]:
-    # The names that numbered `folders` lack, where they count from 0, or from 1, to `count` in all.
+    # Returns the names that numbered `folders` lack if they count from 0, or from 1, to `count` in all.
     prefix, width = None, 0
     for folder in folders:
         match = _NUMBERED.fullmatch(folder)
@@ -361,7 +361,7 @@ def _missing_numbers(folders: list[str], count: int) -> list[str]:
         return []
     for first in (0, 1):
         names = [f"{prefix}{number:0{width}}" for number in range(first, first + count)]
-        # Only 0, or the count itself, tells from where they count.
+        # Only 0, or the count itself, tells whether they count from 0 or from 1.
         if names[-first] in folders and set(folders) <= set(names):
             return [name for name in names if name not in folders]
     return []

@@ -1,4 +1,4 @@
-"""The fitted transform of a dataset on records outside of it, for serving: the very code that made the dataset.
+"""Applies the fitted transform of a dataset to other records, for serving, with the code that made the dataset.
 
 A record is a mapping of raw columns to values, as a row of the logs; its label is not needed.
 """
@@ -31,7 +31,7 @@ class _UnreadableError(Exception):
 
 @dataclass(frozen=True)
 class RecordInputs:
-    """What came of a call's records.
+    """The result of a call.
 
     ``inputs``: model inputs of the records that could be read, in their order. ``records`` [rows of ``inputs``]: the
     position of each among the call's records, from 0. ``rejected``: by position, why a record could not be read.
@@ -43,7 +43,7 @@ class RecordInputs:
 
 
 class RecordTransform:
-    """Model inputs of records: the columns of the dataset's Parquet files but for the label."""
+    """Makes model inputs of records: the columns of the dataset's Parquet files except for the label."""
 
     def __init__(self, spec: DataSpec, state: FittedState) -> None:
         self.spec, self.state = spec, state
@@ -58,15 +58,15 @@ class RecordTransform:
 
     @staticmethod
     def read(store: Store, path: str) -> RecordTransform:
-        """The transform that was fitted for the dataset at ``path``; ArtifactError where there is none."""
+        """Read the transform that was fitted for the dataset at ``path``; ArtifactError if there is none."""
         store.get(path, "ingest")
         spec = spec_of(store.read_json(f"{path}/{TRANSFORMS}"))
         return RecordTransform(spec, read_state(store, path, spec))
 
     def __call__(self, records: Sequence[Mapping[str, Any]]) -> pl.DataFrame:
-        """One row of model inputs for each of ``records``; DataError names the first value that cannot be read.
+        """Return one row of model inputs for each of ``records``; DataError names the first value that cannot be read.
 
-        What comes of a record does not depend on the others of its call.
+        The result for a record does not depend on the others of its call.
         """
         result = self.each(records)
         for at, reason in result.rejected.items():
@@ -135,7 +135,7 @@ class RecordTransform:
 
 
 def _pairs(value: Any) -> Any:
-    # A mapping of ids to weights as the list of pairs that a column of maps holds; anything else as it is.
+    # Returns a mapping of ids to weights as the list of pairs that a column of maps holds; anything else as it is.
     if not isinstance(value, Mapping):
         return value
     pairs = []

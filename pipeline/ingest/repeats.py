@@ -1,7 +1,7 @@
-"""Which rows of an event stay, and which labels clicks that came later correct: exact, in bounded memory.
+"""Decides which rows of an event stay, and which labels later clicks correct: exact, in bounded memory.
 
-Events lie in a temporary file, in partitions by the hash of their key, so that those of an event meet in one of them.
-A partition is judged by itself. What stays in memory is 8 bytes for each row that is dropped or corrected.
+Events are in a temporary file, partitioned by the hash of their key, so that all rows of an event are in one partition.
+Each partition is judged by itself. What stays in memory is 8 bytes for each row that is dropped or corrected.
 
 A dataset with ``data.dedupe`` keeps the events of its rows (``events/``), as they came. Where clicks of its logs
 belong to rows of days before, it keeps their events in ``corrected/<day>.parquet``: its own training sees these rows
@@ -69,16 +69,16 @@ class RepeatedRows:
 
 
 class Repeats:
-    """Events of rows and clicks; of rows at most ``days`` apart the first stays, a click counts within ``window``."""
+    """Events of rows and clicks. The first of rows at most ``days`` apart stays; a click counts for ``window``."""
 
     def __init__(self, days: int, window: int) -> None:
         self.days, self.window = max(days, window), window
         self._partitions = KeyPartitions()
 
     def add(self, events: pl.DataFrame, kind: int, *, part: int = 0, own_day: int | None = None) -> None:
-        """Take in ``events`` (``FOUND``, or without lines) of a ``part`` of the logs whose files are of ``own_day``."""
+        """Add ``events`` (``FOUND``, or without lines) of a ``part`` of the logs whose files are of ``own_day``."""
         line = pl.col("line") if "line" in events.columns else pl.lit(0, pl.Int64)
-        # Of two rows of an event on the same day, the one from the files of that day stays: it is sorted first.
+        # If an event has two rows on one day, the row from the files of that day is sorted first and stays.
         away = pl.lit(False) if own_day is None else pl.col("day") != own_day
         self._partitions.add(
             events.select(
@@ -164,7 +164,7 @@ _SPAN = re.compile(r"(\d{4}-\d\d-\d\d)(?:\.\.(\d{4}-\d\d-\d\d))?")
 
 
 def reach(data: DataConfig) -> int:
-    """Days before a row's own whose events matter to it."""
+    """Return the number of days before a row's own whose events matter to it."""
     if data.dedupe.key is None:
         return 0
     return max(data.dedupe.days, data.label.window_days)
@@ -176,14 +176,14 @@ def keeps_events(data: DataConfig) -> bool:
 
 
 def corrected_name(day: date) -> str:
-    """The file of a dataset with the events of ``day`` whose clicks it brought."""
+    """Return the file of a dataset with the events of ``day`` whose clicks it brought."""
     return f"corrected/{day}.parquet"
 
 
 def around(store: Store, data: DataConfig, first: date, last: date) -> dict[date, Artifact]:
-    """The datasets of the days from ``first`` to ``last``: of each day the one committed last.
+    """Return the datasets of the days from ``first`` to ``last``: for each day the one committed last.
 
-    Only those that have none of the days of ``data.day``.
+    Those that have one of the days of ``data.day`` are left out.
     """
     datasets: dict[date, Artifact] = {}
     for entry in store.names(dataset_path(data.name, "", "")):
@@ -204,18 +204,18 @@ def around(store: Store, data: DataConfig, first: date, last: date) -> dict[date
 
 
 def datasets_before(store: Store, data: DataConfig) -> dict[date, Artifact]:
-    """The datasets of the days before ``data.day`` whose events matter to it."""
+    """Return the datasets of the days before ``data.day`` whose events matter to it."""
     first = data.days[0]
     return around(store, data, first - timedelta(days=reach(data)), first - timedelta(days=1))
 
 
 def _after(store: Store, data: DataConfig) -> list[tuple[Artifact, date]]:
-    # Datasets of later days, each once, with the days of `data.day` that they have clicks of.
+    # Returns datasets of later days, each once, with the days of `data.day` that they have clicks of.
     last, window = data.days[-1], data.label.window_days
     if not window:
         return []
     later = around(store, data, last + timedelta(days=1), last + timedelta(days=window))
-    # By path, for a dataset of several days is found for each of them.
+    # Keyed by path, because a dataset of several days is found for each of them.
     artifacts = {artifact.path: artifact for artifact in later.values()}
     corrections = []
     for _, artifact in sorted(artifacts.items()):
@@ -226,7 +226,7 @@ def _after(store: Store, data: DataConfig) -> list[tuple[Artifact, date]]:
 
 
 def _corrections(dataset: Artifact, first: date) -> list[tuple[date, str]]:
-    # The days from `first` on that a dataset has corrections of, with their files.
+    # Returns the days from `first` on that a dataset has corrections of, with their files.
     corrections = []
     for name in dataset.files:
         match = _CORRECTED.fullmatch(name)
@@ -239,7 +239,7 @@ def _corrections(dataset: Artifact, first: date) -> list[tuple[date, str]]:
 
 
 def event_marks(data: DataConfig, store: Store | None) -> list[str]:
-    """What of other days decides the dataset of ``data.day``, for its fingerprint.
+    """Return what of other days decides the dataset of ``data.day``, for its fingerprint.
 
     Events count as they came, so a day that is ingested again with corrected labels changes no later day.
     """
@@ -263,7 +263,7 @@ def event_marks(data: DataConfig, store: Store | None) -> list[str]:
 
 
 def add_other_days(repeats: Repeats, data: DataConfig, store: Store) -> None:
-    """Take in the events of the days around ``data.day``."""
+    """Add the events of the days around ``data.day``."""
     if not keeps_events(data):
         return
     former = datasets_before(store, data)
@@ -275,13 +275,13 @@ def add_other_days(repeats: Repeats, data: DataConfig, store: Store) -> None:
         for _, name in _corrections(dataset, earliest):
             repeats.add(_clicks(store, dataset, name, day), KNOWN)
     for dataset, day in _after(store, data):
-        # Sorted behind all clicks of these logs, so that a click that they have themselves comes first.
+        # Sort them behind all clicks of these logs, so that a click that the logs have themselves comes first.
         last = day + timedelta(days=data.label.window_days)
         repeats.add(_clicks(store, dataset, corrected_name(day), last), LATER)
 
 
 def label_dates(store: Store, data: DataConfig) -> dict[str, str]:
-    """For a dataset's summary, how far its labels reach and when they are final; {} where they are as they come."""
+    """Return for a dataset's summary how far its labels reach and when they are final; {} if they are as they come."""
     if not data.label.window_days:
         return {}
     # The labels have the clicks of the day itself, and of later days without a gap.
@@ -302,7 +302,7 @@ def _clicks(store: Store, dataset: Artifact, name: str, day: date) -> pl.DataFra
 
 
 def events_of(store: Store, dataset: Artifact) -> Iterator[pl.DataFrame]:
-    """The events of a dataset's rows, in the order of the rows of each split, a row group at a time."""
+    """Yield the events of a dataset's rows, in the order of the rows of each split, a row group at a time."""
     for name in sorted(file for file in dataset.files if file.startswith(f"{EVENTS}/")):
         store.verify(dataset, name)
         with store.open(f"{dataset.path}/{name}") as source, pq.ParquetFile(source) as file:
@@ -317,7 +317,7 @@ class EventDigest:
         self.rows = self.total = 0
 
     def add(self, events: pl.DataFrame) -> None:
-        """Take in events."""
+        """Add events."""
         # The sum of a hash of each event does not depend on their order. All numbers wrap at 64 bits.
         mixed = events["key"].to_numpy() * np.uint64(0x9E3779B97F4A7C15) ^ events["check"].to_numpy()
         mixed = (mixed ^ events["day"].to_numpy().astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
@@ -330,7 +330,7 @@ class EventDigest:
 
 
 def figures_by_day(days: Mapping[int, Any]) -> dict[str, Any]:
-    """Figures by day, days since 1970, as JSON holds them."""
+    """Return figures by day, days since 1970, as JSON holds them."""
     return {str(EPOCH + timedelta(days=day)): figure for day, figure in sorted(days.items())}
 
 
@@ -360,7 +360,7 @@ def find_repeats(
     groups: list[date | None] = [None]
     if data.has_file_per_day:
         groups = [*data.days]
-    # The parts of all sources are numbered in one row; of each source the range of its parts.
+    # The parts of all sources are numbered consecutively; ``ranges`` has the numbers of each source's parts.
     ranges: dict[date | None, list[range]] = {}
     for day in groups:
         file_day = None if day is None else days.day_number(day)

@@ -66,7 +66,7 @@ class TextFormat:
 class LogSample:
     """Some ``rows`` of the log at ``path``, in which {day} stands for a day where its files tell one.
 
-    ``frame``: strings of delimited text, of other formats whatever the files hold. ``total``: rows of the log,
+    ``frame``: strings if it is delimited text, else whatever the files hold. ``total``: rows of the log,
     estimated. ``bad``: lines of the sample that are no rows. ``kind``: its format; ``text``: how that is laid out, None
     unless delimited. ``day``: the last one that a file's name tells. ``partitions``: columns that folders tell.
     ``options``: how a table or stream is reached.
@@ -94,7 +94,7 @@ def read_sample(path: str, options: Mapping[str, str] | None = None) -> LogSampl
 
     Args:
         path: a file, a directory, a glob, or <connector>:<path>.
-        options: of the connector.
+        options: the connector's options.
 
     Raises:
         DataError: if there are no files, no rows, or they are of no known format.
@@ -152,7 +152,7 @@ def _sample_table(connector: Connector, path: str, options: dict[str, str]) -> L
 
 
 def _spread(count: int, most: int) -> list[int]:
-    # At most `most` of the numbers below `count`, evenly spread, for logs are often sorted by time.
+    # Returns at most `most` of the numbers below `count`, evenly spread, because logs are often sorted by time.
     places = np.linspace(0, count - 1, min(count, most)).round()
     return np.unique(places).astype(np.int64).tolist()
 
@@ -180,7 +180,7 @@ def _sample_columns(
     return LogSample(path="", frame=frame, total=round(rows * files.bytes / max(sizes, 1)), files=0, kind=kind)
 
 
-# Readers of some pieces of a file, each with the rows of the whole file.
+# Readers of some pieces of a file. They also return the number of rows of the whole file.
 
 
 def _read_parquet(source: BinaryIO, pieces: int) -> tuple[pa.Table, float]:
@@ -195,7 +195,7 @@ def _read_orc(source: BinaryIO, pieces: int) -> tuple[pa.Table, float]:
 
 
 def _read_avro(source: BinaryIO, pieces: int) -> tuple[pa.Table, float]:
-    # The first rows; how many there are is estimated by how many bytes these took.
+    # Reads the first rows, and estimates the number of all rows by how many bytes these took.
     form, batches, rows = Avro(), [], 0
     schema = form.schema(source)
     for batch in form.batches(source, schema.names, 0):
@@ -207,7 +207,7 @@ def _read_avro(source: BinaryIO, pieces: int) -> tuple[pa.Table, float]:
     return pa.Table.from_batches(batches, schema), rows * max(source.seek(0, 2) / max(read, 1), 1.0)
 
 
-# First bytes of files that are no text, their format and reader.
+# First bytes of files that are not text, with their format and reader.
 _MARKS = {
     b"PAR1": ("parquet", _read_parquet),
     b"ORC": ("orc", _read_orc),
@@ -266,7 +266,7 @@ def _sample_text(files: LogFiles, chosen: list[int]) -> LogSample:
 
 
 def _read_lines(stream: BinaryIO, size: int, label: str) -> tuple[bytes, bool]:
-    # Whole lines of the first `size` bytes, and whether they are all there are; DataError where none ends there.
+    # Returns whole lines of the first `size` bytes, and whether that is all; DataError if no line ends there.
     data = b""
     while len(data) < size and (piece := stream.read(size - len(data))):
         data += piece
@@ -292,7 +292,7 @@ def text_format(block: bytes) -> TextFormat:
     start = block.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n")
     text = start[: 1 << 20].decode(errors="replace")
     lines = [line for line in text.split("\n")[:_LINES] if line]
-    # The separator that makes the most fields of the most lines.
+    # Choose the separator that makes the most fields of the most lines.
     separator, width, best = _SEPARATORS[0], 1, -1.0
     for mark in _SEPARATORS:
         divided = _rows(lines, mark)
@@ -331,7 +331,7 @@ def text_format(block: bytes) -> TextFormat:
 
 
 def _rows(lines: list[str], separator: str) -> list[list[str]]:
-    # The records of `lines`, of which one may go over several; plain lines where a stray quote swallows too much.
+    # Returns the records of `lines`, each of one or more; plain lines if a stray quote swallows too much.
     text = io.StringIO("\n".join(lines), newline="")
     try:
         return list(csv.reader(text, delimiter=separator))
@@ -353,11 +353,11 @@ def has_header(rows: list[list[str]]) -> bool:
 
 
 def day_pattern(path: str, names: list[str]) -> tuple[str, str | None]:
-    """Return ``path`` with {day} where it, or what a wildcard of it stands for, is a day; and the last day."""
+    """Return ``path`` with {day} in place of a day, or of a wildcard that stands for days; and the last day."""
     parts = path.rstrip("/").split("/")
     inside = names[-1].split("/")
     if "*" not in path and parts[-1] in inside[:-1]:
-        # A folder: what lies in it, as its last file shows.
+        # The path is a folder, so add the parts below it that its last file shows.
         below = inside[len(inside) - inside[::-1].index(parts[-1]) :]
         parts += [part if _DAY.search(part) else "*" for part in below]
     deep = [name.split("/") for name in names if name.count("/") >= len(parts) - 1]
@@ -369,7 +369,7 @@ def day_pattern(path: str, names: list[str]) -> tuple[str, str | None]:
             pattern, filled = translate(part).replace(".*", "(.*?)", 1), part.replace("*", "{day}", 1)
         else:
             continue
-        # Counted from the end, for `path` may be relative or begin with a protocol, unlike `names`.
+        # Count from the end, because `path` may be relative or begin with a protocol, unlike `names`.
         last = _last_day(re.compile(pattern), [name[at - len(parts)] for name in deep])
         if last is not None:
             return "/".join([*parts[:at], filled, *parts[at + 1 :]]), last
@@ -377,7 +377,7 @@ def day_pattern(path: str, names: list[str]) -> tuple[str, str | None]:
 
 
 def _last_day(pattern: re.Pattern[str], places: list[str]) -> str | None:
-    # The last of the days that `pattern` captures of `places`; None where one of them is no day.
+    # Returns the last of the days that `pattern` captures of `places`; None if one of them is no day.
     days = []
     for place in places:
         match = pattern.fullmatch(place)

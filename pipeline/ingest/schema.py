@@ -1,4 +1,12 @@
-"""What the columns of a log mean: the data configuration with every default filled in."""
+"""What the columns of a log mean: the data configuration with every default filled in.
+
+``DataSpec`` is what ingestion calls the schema. ``schema.json``, the schema of the dataset that ingestion writes, is
+``records.dataset.DatasetSchema``.
+
+*Event* has two meanings in this room. With ``data.dedupe.key`` it is what a row of the log is about, such as an
+impression, which later rows may name again (``events``, ``repeats``). In a sequence or a history it is an item of what
+a user did before (``event_columns``, ``histories``); training knows only these.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +26,8 @@ from pipeline.specs.id_mapping import IdMapping
 from pipeline.specs.label_kind import TaskSpec
 
 DAY = "day"
-# Columns of typed rows: two hashes of an event's key, and the label by the dataset's own logs, whatever came later.
+# Columns of typed rows: two hashes of the ``data.dedupe.key`` of the row's event, and the label by the dataset's own
+# logs, whatever came later.
 EVENT, EVENT_CHECK, CAME_CLICKED = "event:key", "event:check", "event:clicked"
 # Column of raw rows: the click is in other rows of these logs (1), in later ones (2).
 CLICKED_LATER = "clicked later"
@@ -40,7 +49,7 @@ MINUTE_US = 60_000_000
 class DenseSpec:
     """One numeric feature: the raw ``column`` it comes from, its ``transform``, and what its values may be.
 
-    ``width``: numbers of a value, a vector above 1, whose ``separator`` is between them where it is text.
+    ``width``: how many numbers a value has. Above 1 it is a vector, with ``separator`` between its numbers in text.
     """
 
     name: str
@@ -108,8 +117,8 @@ class DenseSpec:
 class SparseSpec:
     """One categorical feature; ``rows`` caps its table, reserved rows included.
 
-    ``table``: the feature whose table this one shares; "" where it has its own. ``mapping``, ``rows`` and what else
-    is of a table are then those of that feature. ``holds``: one, list or map; "" where the separator tells.
+    ``table``: the feature whose table this one shares; "" if it has its own. ``mapping``, ``rows`` and other settings
+    of a table are then those of that feature. ``holds``: one, list or map; "" if the separator tells.
     ``weights``: the column with the weights of a list's ids. ``cross_bins``: bounds of numbers of ``cross``; of a cross
     with several values, the first column holds them. ``sequence``: the one whose events it is a column of.
     """
@@ -152,7 +161,7 @@ class SparseSpec:
 
     @property
     def lists(self) -> bool:
-        """Whether a row may look up several rows of the table: of several ids, or two of one."""
+        """Whether a row may look up several rows of the table: those of several ids, or several of one id."""
         return self.multi or self.mapping.rows_per_id > 1
 
     @property
@@ -176,7 +185,7 @@ class EventSource:
 
     @staticmethod
     def of(path: str, separator: str | None) -> EventSource:
-        """The source that a dotted ``path`` names."""
+        """Return the source that a dotted ``path`` names."""
         column, _, inside = path.partition(".")
         return EventSource(column=column, field=inside, separator=separator)
 
@@ -216,7 +225,7 @@ class SequenceSpec:
 
     @property
     def sources(self) -> tuple[EventSource, ...]:
-        """All that is read."""
+        """The sources of its columns, and of the times if there are any."""
         sources = list(self.columns.values())
         if self.time is not None:
             sources.append(self.time)
@@ -227,7 +236,7 @@ class SequenceSpec:
 class HistoryPlan:
     """A history, which rows get as column ``name``: of the user in column ``by``, the newest ``most`` events.
 
-    ``of``: the column of the log for each field of an event. ``time``: that of the rows' times. Events are strictly
+    ``of``: the column of the log for each field of an event. ``time``: column of the rows' times. Events are strictly
     earlier than their row, by ``lag_minutes`` at least, and by no more than ``days`` (None: however much). ``where``:
     the column that says which events count; None: all do.
     """
@@ -245,7 +254,7 @@ class HistoryPlan:
     def reach(self) -> int:
         """Whole days before a row's own that may have events of its history.
 
-        A day more than ``days``: a day of 23 hours, or a day as it is written in another zone, moves its end.
+        One day more than ``days``, because a day of 23 hours, or a day as written in another zone, moves its end.
         """
         assert self.days is not None, "a log of days has histories of days"
         return self.days + 1
@@ -260,7 +269,7 @@ class HistoryPlan:
         return list(dict.fromkeys(columns))
 
     def setting_of(self, column: str) -> str:
-        """The setting that names ``column``, one of ``read``."""
+        """Return the setting that names ``column``, one of ``read``."""
         path = f"data.sequences.{self.name}"
         if column == self.time:
             return "data.timestamp"
@@ -276,7 +285,7 @@ class HistoryPlan:
 class DataSpec:
     """The whole schema of a log. ``columns``: raw column -> the override that names it.
 
-    ``hour_column``: where a row's hour is read, None where none is asked for; ``whole_hours``: it holds 0 to 23, no
+    ``hour_column``: where a row's hour is read, None if it is not needed; ``whole_hours``: it holds 0 to 23, no
     times. ``tasks``: those besides the main one; ``row_weight``: the raw column of weights. ``time_zone``: whose days
     and hours are meant. ``sampling``: which rows are or were left out. ``event_key``: the raw
     column that tells events apart. ``sequences``: their columns are in ``sparse``; ``row_time``: the raw column with
@@ -332,7 +341,7 @@ class DataSpec:
 
     @property
     def number_columns(self) -> frozenset[str]:
-        """Raw columns of which nothing but the number counts: an empty field is missing, no number stands for that."""
+        """Raw columns of which only the number counts: an empty field is missing, and no number stands for missing."""
         if "" not in self.missing or self.number_is_missing or self.decimal != ".":
             return frozenset()
         # A column that is read as numbers loses its text: the ids 007 and 7, or 1.0 and 1, would be the same.
@@ -370,7 +379,7 @@ def require_columns(spec: DataSpec, available: Sequence[str], file: str, *, head
         spec: the schema, whose columns are expected.
         available: the columns of the file.
         file: its name in messages.
-        header: whether ``available`` was read from a first line, which may be none of names.
+        header: whether ``available`` was read from a first line, which may not hold names.
     """
     for column, override in spec.columns.items():
         count = available.count(column)

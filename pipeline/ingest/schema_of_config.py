@@ -123,9 +123,9 @@ def _dense_specs(data: DataConfig) -> list[DenseSpec]:
 
 
 def _task_specs(tasks: dict[str, TaskLabel]) -> tuple[TaskSpec, ...]:
-    # By name, each behind the one that it is given, however the configuration lists them. A model's parts for a task go
-    # by its place, and records of a configuration have no order, so nothing else would tell that a checkpoint's places
-    # are others.
+    # Tasks are ordered by name, each after the one that it is given, however the configuration lists them. A model's
+    # parts for a task go by its place, and records of a configuration have no order, so nothing else would show that a
+    # checkpoint has other places.
     def place(name: str) -> tuple[int, str]:
         depth, given = 0, tasks[name].given
         while given in tasks:
@@ -233,7 +233,7 @@ def _history_plan(data: DataConfig, name: str, time: str) -> HistoryPlan:
 
 
 def _event_spec(data: DataConfig, sequence: SequenceSpec, feature: str) -> SparseSpec:
-    # The column `feature` of `sequence`: a feature of lists, which shares a table or has its own.
+    # Returns column `feature` of `sequence`: a feature of lists, which shares a table or has its own.
     configs = {}
     for name, config in data.sequences[sequence.name].features.items():
         configs[event_feature(sequence.name, name)] = config

@@ -23,17 +23,17 @@ from pipeline.core.kernels import load_kernels
 
 BUCKETS = 1 << 16
 _HALF = 1 << 15
-# Values that are counted sooner by sorting than by an array of all buckets.
+# Number of values below which sorting counts faster than an array of all buckets.
 _FEW = 1 << 13
 
 
 @cache
 def lower_edges() -> np.ndarray:
-    """The lowest value of every bucket: float64 [BUCKETS]; those of no number are NaN or infinite."""
+    """Return the lowest value of every bucket: float64 [BUCKETS]; NaN or infinite for those of no number."""
     order = np.arange(BUCKETS, dtype=np.int64)
     negative = order < _HALF
     keys = np.where(negative, BUCKETS - 1 - order, order - _HALF).astype(np.uint32) << np.uint32(16)
-    # Of negative values the bucket's lowest has the largest magnitude.
+    # A bucket of negative values has its lowest value at the largest magnitude.
     edges = np.where(negative, keys | np.uint32(0xFFFF), keys).astype(np.uint32).view(np.float32)
     with np.errstate(invalid="ignore"):
         lowest = edges.astype(np.float64)
@@ -89,13 +89,13 @@ class Sketch:
         )
 
     def merge(self, other: Sketch) -> None:
-        """Take in what ``other`` counted."""
+        """Add the counts of ``other``."""
         self._take_in(other.used, other.rows, other.clicks)
 
     def _take_in(self, used: np.ndarray, rows: np.ndarray, clicks: np.ndarray) -> None:
         kernels = load_kernels("rows")
         if not len(self.used):
-            # Not copied, for arrays of sketches are replaced and never changed in place.
+            # Not copied, because arrays of sketches are replaced and never changed in place.
             self.used, self.rows, self.clicks = used, rows, clicks
         elif kernels is not None:
             sums = kernels.merge((self.used, self.rows, self.clicks), (used, rows, clicks))
@@ -104,7 +104,7 @@ class Sketch:
             self.used, self.rows, self.clicks = added_up((self.used, used), (self.rows, rows), (self.clicks, clicks))
 
     def bounds(self, bins: int) -> np.ndarray:
-        """Where to cut the values into at most ``bins`` bins of equal counts: float64, rising, none twice.
+        """Cut the values into at most ``bins`` bins of equal counts: returns bounds, float64, rising, none twice.
 
         A value's bin is the number of bounds that are not above it. Bounds are edges of buckets, so bins are as even
         as the buckets let them be.
@@ -114,7 +114,7 @@ class Sketch:
             return np.zeros(0)
         below = np.cumsum(self.rows)
         wanted = below[-1] * np.arange(1, bins) / bins
-        # The used bucket that follows the one in which the quantile lies, or that one where it begins nearer to it.
+        # Cut at the used bucket after the one in which the quantile lies, or at that one if it begins nearer to it.
         first = np.searchsorted(below, wanted, side="left")
         before = np.concatenate([[0], below])
         nearer = (wanted - before[first]) < (below[first] - wanted)
@@ -123,7 +123,7 @@ class Sketch:
         return lower_edges()[used[cut]]
 
     def distribution(self, bins: int) -> dict[str, Any]:
-        """Distinct values (buckets), and ``shares`` of bins between ``bounds``, as even as the values let them be.
+        """Return distinct values (buckets), and ``shares`` of bins between ``bounds``, as even as values let them be.
 
         A single value is a bin between two others, so that another one on another day is in another bin.
         """
@@ -131,11 +131,11 @@ class Sketch:
         return {"distinct": len(self.used), "bounds": bounds.tolist(), "shares": self.shares(bounds).tolist()}
 
     def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
-        """Shares of the bins of another day's ``distribution``."""
+        """Return the shares of the bins of another day's ``distribution``."""
         return self.shares(np.array(then["bounds"], np.float64))
 
     def shares(self, bounds: np.ndarray) -> np.ndarray:
-        """Share of the values in each bin of ``bounds``: float64 [len(bounds) + 1]; zeros where nothing was counted."""
+        """Return the share of values in each bin of ``bounds``: float64 [len(bounds) + 1]; zeros without values."""
         bins = np.searchsorted(bounds, lower_edges()[self.used], side="right")
         counts = np.bincount(bins, self.rows, minlength=len(bounds) + 1)
         return counts / max(counts.sum(), 1.0)
@@ -156,7 +156,7 @@ def added_up(keys: tuple[np.ndarray, ...], *counts: tuple[np.ndarray, ...]) -> t
 
 
 def bin_of(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """Bin of each value, int64: how many of ``bounds`` are not above it."""
+    """Return the bin of each value, int64: how many of ``bounds`` are not above it."""
     return np.searchsorted(bounds, values, side="right")
 
 
@@ -188,13 +188,13 @@ class _BucketSplit:
 
 
 def mdl_bounds(sketch: Sketch, bins: int) -> NDArray[np.float64]:
-    """Bounds between which the click rate differs by more than chance (Fayyad and Irani 1993, "Multi-Interval
+    """Return bounds between which the click rate differs by more than chance (Fayyad and Irani 1993, "Multi-Interval
     Discretization of Continuous-Valued Attributes for Classification Learning", sections 3 and 5).
 
     Values are cut in two where the entropy of the labels falls most, and the parts again, as long as a cut shortens the
     description of the labels (the minimum description length principle). The cut that saves most comes first, so
     ``bins`` keeps the best ones. Cuts lie between buckets of the sketch: exact where values differ by more than 0.8 %,
-    as whole numbers up to 256 do. No bounds: the values alone tell nothing of the label.
+    as whole numbers up to 256 do. There are no bounds if the values alone tell nothing about the label.
     """
     rows = np.concatenate([[0], np.cumsum(sketch.rows)])
     clicks = np.concatenate([[0], np.cumsum(sketch.clicks)])
@@ -210,7 +210,7 @@ def mdl_bounds(sketch: Sketch, bins: int) -> NDArray[np.float64]:
 
 
 def _ranked(rows: Counts, clicks: Counts, start: int, end: int) -> list[tuple[float, int, _BucketSplit]]:
-    # The best cut of buckets [start, end), to be sorted by falling savings; nothing where none is worth its bits.
+    # Returns the best cut of buckets [start, end), to be sorted by falling savings; nothing if none is worth its bits.
     if end - start < 2:
         return []
     places = np.arange(start + 1, end)
@@ -219,7 +219,7 @@ def _ranked(rows: Counts, clicks: Counts, start: int, end: int) -> list[tuple[fl
     best = int(np.argmin(low + high))
     at, count, clicked = int(places[best]), int(rows[end] - rows[start]), int(clicks[end] - clicks[start])
     whole = float(_bits(np.array([count]), np.array([clicked]))[0])
-    # For the whole and for both parts, how many of the two classes occur, and the entropy of the labels.
+    # The number of classes that occur and the entropy of the labels, for the whole and for both parts.
     classes, entropies = list[int](), list[float]()
     for first, last, bits in ((start, end, whole), (start, at, low[best]), (at, end, high[best])):
         size, of_part = int(rows[last] - rows[first]), int(clicks[last] - clicks[first])
@@ -236,7 +236,7 @@ def _ranked(rows: Counts, clicks: Counts, start: int, end: int) -> list[tuple[fl
 
 
 def _bits(rows: Counts, clicks: Counts) -> NDArray[np.float64]:
-    # Bits of the labels of parts [n] with so many `rows` and `clicks`: rows times the entropy of their labels.
+    # Returns bits of the labels of parts [n] with so many `rows` and `clicks`: rows times the entropy of their labels.
     total = np.zeros(len(rows))
     for part in (clicks, rows - clicks):
         share = part / rows

@@ -1,4 +1,4 @@
-"""Raw logs as blocks of rows, and what goes wrong when they are read."""
+"""Raw logs as blocks of rows, and the errors of reading them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from pipeline.ingest.text import TextLayout, line_count, read_lines
 from pipeline.ingest.values import Reject
 from pipeline.store.artifacts import Store
 
-# Blocks of a part that another process or thread reads.
+# Blocks in a part that another process or thread reads.
 PART_BLOCKS = 4
-# Bits of a row's place that number its line, behind those of its part.
+# Low bits of a row's place, which number its line; the others number its part.
 LINE_BITS = 40
 _CLIENTS = ("aiobotocore", "aiohttp", "botocore", "fsspec", "gcsfs", "s3fs", "urllib3")
 
@@ -35,9 +35,9 @@ _CLIENTS = ("aiobotocore", "aiohttp", "botocore", "fsspec", "gcsfs", "s3fs", "ur
 class RawBlock:
     """Some rows of one file as they came: ``lines`` numbers them (1-based), ``rejects`` are left out of ``frame``.
 
-    ``bytes``: size of the rows as text (synthetic logs only; files are counted on disk). ``place``: what rows are
-    placed by instead of ``file``, where that name differs though the rows are the same. ``further_lines``: lines of
-    its rows and rejects besides the first of each, and of rows that were left out.
+    ``bytes``: size of the rows as text (synthetic logs only; files are counted on disk). ``place``: decides the rows'
+    places instead of ``file``, if that name differs though the rows are the same. ``further_lines``: lines of its rows
+    and rejects besides the first of each, and of rows that were left out.
     """
 
     frame: pl.DataFrame
@@ -52,7 +52,7 @@ class RawBlock:
         return self
 
     def with_frame(self, frame: pl.DataFrame) -> RawBlock:
-        """The same rows with other columns."""
+        """Return the same rows with other columns."""
         return replace(self, frame=frame)
 
 
@@ -60,7 +60,7 @@ class RawBlock:
 class TextBlock:
     """Whole lines of one file, the first of them ``first_line``, that are yet to be taken apart.
 
-    ``place``: as of ``RawBlock``.
+    ``place``: see ``RawBlock``.
     """
 
     data: bytes
@@ -71,7 +71,7 @@ class TextBlock:
     place: str = ""
 
     def read(self) -> RawBlock:
-        """The rows as strings (numbers, where all of them are plain ones), the other lines aside."""
+        """Return the rows as strings (numbers, if all of them are plain ones), without the lines that are no rows."""
         frame, lines, rejects = read_lines(self.data, self.first_line, self.layout)
         further = line_count(self.data) - frame.height - len(rejects)
         return RawBlock(
@@ -93,7 +93,7 @@ class Block(Protocol):
         ...
 
     def read(self) -> RawBlock:
-        """The rows, and the lines that are none."""
+        """Return the rows, and the lines that are no rows."""
         ...
 
 
@@ -101,7 +101,7 @@ class Block(Protocol):
 def answering(path: str | None, store: Store | None) -> Iterator[None]:
     """Turn what clients of remote file systems raise after their retries into an UnreachableError.
 
-    ``path``: of the logs; ``store``: where datasets are read or written, None where none is.
+    ``path``: path of the logs; ``store``: where datasets are read or written, None if nowhere.
     """
     try:
         yield
@@ -111,7 +111,7 @@ def answering(path: str | None, store: Store | None) -> Iterator[None]:
         remote = path is not None and "://" in path and not path.startswith("file://")
         if store is not None and not store.is_local:
             remote = True
-        # Compared by the name of the module, for clients of stores that are not used need not be installed.
+        # Compare the name of the module, because clients of stores that are not used need not be installed.
         client = type(error).__module__.split(".")[0] in _CLIENTS or isinstance(error, OSError)
         if not (remote and client):
             raise
@@ -125,29 +125,29 @@ def answering(path: str | None, store: Store | None) -> Iterator[None]:
 
 
 class Source(ABC):
-    """A log, or a part of one, small enough to be handed to another process: it is read where ``blocks`` is called."""
+    """A log, or a part of one. It can be handed to another process, because it is read where ``blocks`` is called."""
 
     # Lines of its file before the first row.
     lines_before: int = 0
-    # Whether another part of its file comes before it; it then numbers its lines from 1.
+    # Whether another part of its file comes before it; the source then numbers its lines from 1.
     is_later: bool = False
-    # Whether reading it is work, such as decompression, that threads share part by part.
+    # Whether reading takes work, such as decompression, that threads share part by part.
     decodes: bool = False
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
-        """The rows in order, in blocks of about ``ingest.block_mib``."""
+        """Yield the rows in order, in blocks of about ``ingest.block_mib``."""
 
     def parts(self) -> Sequence[Source]:
-        """Sources that can be read by themselves, in order."""
+        """Divide it into sources that can be read by themselves, in order."""
         return [self]
 
     def numbered(self, before: int) -> Source:
-        """The same part, with ``before`` lines of its file before it."""
+        """Return the same part, with ``before`` lines of its file before it."""
         return self
 
 
-# Changes a block that was read by what is known of its rows; the array holds the numbers of its lines within the part.
+# Changes a block that was read. The array holds the line numbers of its rows within the part.
 RowChange = Callable[[RawBlock, np.ndarray], RawBlock]
 
 
@@ -213,7 +213,7 @@ def wrap_sources(
 
     Args:
         day: None is the whole log.
-        sources: as the earlier pass read them.
+        sources: those that the earlier pass read.
         changes: for each source of a day, or (None) of the whole log, one for each of its parts.
 
     Raises:
@@ -233,21 +233,21 @@ def wrap_sources(
 
 @dataclass(frozen=True)
 class FrameSource(Source):
-    """Raw rows that are there already: rows of a day that came with the files of another, ``place``."""
+    """Raw rows in memory: rows of a day that came with the files of another, ``place``."""
 
     rows: pl.DataFrame
     label: str
     place: str = ""
 
     def blocks(self) -> Iterator[Block]:
-        """All rows at once."""
+        """Yield all rows at once."""
         lines = np.arange(1, self.rows.height + 1)
         yield RawBlock(frame=self.rows, file=self.label, lines=lines, place=self.place)
 
 
 @contextmanager
 def readable(label: str) -> Iterator[None]:
-    """Turn what a damaged or locked file raises into a DataError that names it."""
+    """Turn errors of a damaged or locked file into a DataError that names it."""
     try:
         yield
     except (EOFError, gzip.BadGzipFile, lzma.LZMAError, zlib.error) as error:
@@ -262,16 +262,16 @@ def readable(label: str) -> Iterator[None]:
     except OSError as error:
         if type(error) is not OSError or error.errno is not None:
             raise
-        # Arrow's own, of bytes that it cannot decode: no system call failed.
+        # Arrow raises such an error for bytes that it cannot decode: no system call failed.
         reason = str(error).splitlines()[0]
         raise DataError(f"{label} is damaged or cut off: {reason}", hint="fetch the file again") from None
 
 
 @contextmanager
 def decompressed(source: BinaryIO, path: str) -> Iterator[BinaryIO]:
-    """The bytes of a .gz, .zst, .bz2 or .xz file, of any other as they are. EOFError for one of them without bytes.
+    """Decompress a .gz, .zst, .bz2 or .xz file; any other stays as it is. EOFError for one of them without bytes.
 
-    No program packs nothing to nothing: such a file was cut off before its first byte was written.
+    Every program writes some bytes even for empty input, so such a file was cut off before its first byte was written.
     """
     if path.endswith(COMPRESSED):
         if not source.read(1):
@@ -287,7 +287,7 @@ def decompressed(source: BinaryIO, path: str) -> Iterator[BinaryIO]:
         with io.BufferedReader(Streams(source, lzma.LZMADecompressor)) as text:
             yield cast(BinaryIO, text)
     elif path.endswith((".zst", ".zstd")):
-        # Arrow's stream tells a file that is cut off from one that ends.
+        # Arrow's stream can tell a file that is cut off from one that ends.
         with pa.CompressedInputStream(source, "zstd") as stream:
             yield cast(BinaryIO, stream)
     else:
@@ -295,7 +295,7 @@ def decompressed(source: BinaryIO, path: str) -> Iterator[BinaryIO]:
 
 
 def counted_lines(stream: BinaryIO, enough: int) -> int:
-    """Lines that are not blank at the end of ``stream``, counted until there are ``enough``."""
+    """Count lines that are not blank at the end of ``stream``, until there are ``enough``."""
     lines, open_line = 0, False
     while lines < enough:
         block = stream.read(1 << 22)
@@ -312,7 +312,7 @@ _CHUNK = 1 << 16
 
 
 class Decompressor(Protocol):
-    """``bz2.BZ2Decompressor`` and ``lzma.LZMADecompressor``: of one stream."""
+    """``bz2.BZ2Decompressor`` and ``lzma.LZMADecompressor``, for one stream."""
 
     @property
     def eof(self) -> bool:
@@ -321,33 +321,33 @@ class Decompressor(Protocol):
 
     @property
     def needs_input(self) -> bool:
-        """Whether it can unpack no more of what it was given."""
+        """Whether it needs more input to unpack anything."""
         ...
 
     @property
     def unused_data(self) -> bytes:
-        """What it was given behind the end of the stream."""
+        """Bytes of its input behind the end of the stream."""
         ...
 
     def decompress(self, data: bytes, max_length: int = -1) -> bytes:
-        """At most ``max_length`` more bytes of the text."""
+        """Return at most ``max_length`` more bytes of the text."""
         ...
 
 
 class Streams(io.RawIOBase):
     """The text of all compressed streams of ``source``, one after the other, as ``cat a.xz b.xz`` makes them.
 
-    Raises what ``new`` raises where one is damaged, EOFError where one is cut off. Python's own readers end at the
-    first byte after a stream that begins no other one. They so drop, unsaid, what lies behind the padding that xz
-    allows between streams, and behind a stream whose first bytes are damaged.
+    Raises the error of ``new``'s decompressor if a stream is damaged, EOFError if one is cut off. Python's own readers
+    stop at bytes after a stream that do not begin another one. So they silently drop what follows the padding that xz
+    allows between streams, and a stream whose first bytes are damaged with all that follows.
 
-    Bytes 0 between them, and at the end, are padding.
+    Zero bytes between the streams, and at the end, are padding.
     """
 
     def __init__(self, source: BinaryIO, new: Callable[[], Decompressor]) -> None:
         self._source, self._new = source, new
         self._stream: Decompressor | None = None
-        # Bytes that are read and not yet unpacked.
+        # Bytes that were read but not yet unpacked.
         self._left = b""
 
     def readable(self) -> bool:
@@ -365,7 +365,7 @@ class Streams(io.RawIOBase):
             text = stream.decompress(given, len(target))
             if stream.eof:
                 self._stream, self._left = None, stream.unused_data
-            # No text does not mean the end: the bytes may have been those of a header.
+            # An empty text is not the end: the bytes may have been those of a header.
             if text:
                 target[: len(text)] = text
                 return len(text)

@@ -14,7 +14,7 @@ import polars as pl
 from pipeline.core.errors import FullDiskError, is_full
 
 _PARTITION_BITS = 8
-# Rows of `KeyPartitions` in memory before they are written.
+# Maximum number of rows of `KeyPartitions` in memory before they are written.
 _WAITING_ROWS = 1 << 21
 
 
@@ -55,7 +55,7 @@ class Spill:
         self.ends = [0]
 
     def block(self, number: int) -> bytes:
-        """One block."""
+        """Return one block."""
         start, stop = self.ends[number : number + 2]
         parts = []
         # One call reads at most 2 GiB and may return less than it was asked for.
@@ -77,7 +77,7 @@ class KeyPartitions:
     Args:
         key: the column with the hashes.
         waiting: rows that are gathered before they are written; 0 writes each frame by itself.
-        bits: of a hash that tell its partition.
+        bits: how many top bits of a hash tell its partition.
     """
 
     def __init__(self, key: str = "key", waiting: int = _WAITING_ROWS, bits: int = _PARTITION_BITS) -> None:
@@ -88,7 +88,7 @@ class KeyPartitions:
         self._rows = 0
 
     def add(self, rows: pl.DataFrame) -> None:
-        """Take in ``rows``."""
+        """Add ``rows``."""
         self._waiting.append(rows)
         self._rows += rows.height
         if self._rows >= self._most_waiting:
@@ -114,7 +114,7 @@ class KeyPartitions:
         return (pl.read_ipc(io.BytesIO(self._spill.block(number))) for number in numbers)
 
     def __iter__(self) -> Iterator[pl.DataFrame]:
-        """The rows of one partition after the other, in any order; partitions without rows are left out."""
+        """Yield the rows of one partition after the other, in any order; partitions without rows are left out."""
         self._flush()
         for numbers in self._blocks:
             rows = []

@@ -2,6 +2,16 @@
 
 Pass 1 parses, splits and counts; pass 2 transforms and writes. Everything in between is exact and
 independent of order, so the dataset's bytes depend on the logs and the configuration alone.
+
+A row goes this way; ``_IngestRun.ingest_day`` has the same steps:
+
+1. A source (``sources``, of files ``file_source``) cuts the log into blocks of rows, and an engine (``engines``) runs
+   ``blocks.count`` on each.
+2. ``parse.parse`` turns raw rows to typed ones: ids become 64-bit hashes (``ids``), numbers float64.
+3. ``statistics_pass.SplitCounts`` sends rows to train, validation or test, and counts those of train.
+4. ``state.fitted_state`` fits transforms, and id mappings (``id_mappings``): which hash has which row of a table.
+5. ``blocks.transformed`` applies both by ``transform_pass.transform``: from here on, ids are row numbers of tables.
+6. ``output.PartWriter`` writes them as row groups, which ``training/parquet.py`` reads.
 """
 
 from __future__ import annotations
@@ -47,15 +57,15 @@ from pipeline.specs.id_mapping import FittingDay
 from pipeline.store.artifacts import Draft, Store
 
 QUALITY = "quality.json"
-# The place of these rows for the split by place: the same in a range and day by day.
+# Place of rows of other days for the split by place: the same in a range and day by day.
 OTHER_DAYS = "rows of other days"
 log = logging.getLogger(__name__)
 
 
 def raw_fingerprint(data: DataConfig, store: Store | None = None) -> str:
-    """Fingerprint of the input data; DataError if nothing exists at ``data.path``.
+    """Fingerprint the input data; DataError if nothing exists at ``data.path``.
 
-    ``store``: where the late rows lie that datasets of other days keep for ``data.day``.
+    ``store``: has the late rows that datasets of other days keep for ``data.day``.
     """
     if data.format == "synthetic":
         return "-".join([synthetic.VERSION, *history_marks(store, data)])
@@ -79,7 +89,7 @@ def ingest(
 ) -> dict[str, Any]:
     """Write the dataset of ``data`` into ``draft``; returns the artifact's summary (rows, bytes, rows/s).
 
-    ``seed``: of synthetic logs and of mappings whose fit is random. ``now``: the clock in seconds, for rows/s and for
+    ``seed``: for synthetic logs and for mappings whose fit is random. ``now``: the clock in seconds, for rows/s and for
     when progress is due.
 
     Raises DataError for input that is missing, incomplete, empty or not what the schema says, ConfigError for a schema
@@ -89,6 +99,7 @@ def ingest(
         return table_specs.write(data, draft)
     started = now()
     spec = data_spec(data)
+    # Not rows: the fingerprint of the logs that the dataset's key was made of (``raw_fingerprint``).
     raw = draft.config.get("raw")
     with answering(data.path, draft.store), compared(data, draft.store, raw) as sources:
         snapshot = days.snapshot_of(data, raw)
@@ -116,7 +127,7 @@ def ingest(
 
 
 def _check_unchanged(data: DataConfig, draft: Draft) -> None:
-    # The dataset's key was made of the logs as they were at the start: it must not stand for other rows.
+    # The dataset's key was made of the logs as they were at the start, so it must not stand for other rows.
     raw = draft.config.get("raw")
     if raw is None or without_folders(raw) == raw_fingerprint(data, draft.store):
         return
@@ -127,7 +138,7 @@ def _check_unchanged(data: DataConfig, draft: Draft) -> None:
 
 
 class _IngestRun:
-    """One ingestion: days (or the whole log) one after the other into one dataset, each with the state before it."""
+    """One ingestion: days (or the whole log) one after the other into one dataset, each continuing the state."""
 
     def __init__(
         self,
@@ -196,7 +207,7 @@ class _IngestRun:
         return self.engine.continued(continued_state(store, path, self.spec))
 
     def _former_distribution(self) -> tuple[str | None, dict[str, Any] | None]:
-        # Of the dataset whose mappings continue, else of that of the newest day before.
+        # Returns path and distribution of the dataset whose mappings continue, else of that of the newest day before.
         data, store = self.data, self.draft.store
         dataset = None
         if data.mapping_from:
@@ -260,8 +271,8 @@ class _IngestRun:
                 self.draft, self.spec, self.state, self.settings.compression, continued=continued
             )
 
-        # 4. Pass 2: transform the typed rows, which the engine has kept of pass 1, and write them to the files of their
-        #    splits.
+        # 4. Pass 2: transform the typed rows, which the engine has kept from pass 1, and write them to the files of
+        #    their splits.
         meter = _RateReporter(f"{prefix}pass 2 of 2", self.now, sum(split_counts.rows.values()))
         job = TransformJob(self.spec, self.state, split_counts.first_test_day)
         for rows, events in self.engine.write(job, self.writers):
@@ -278,7 +289,7 @@ class _IngestRun:
         self.cut = find_cut(
             self.engine, self.data, self.spec, self._event_sources, lambda day: days.day_rule(self.data, day, self.days)
         )
-        # None: no row has a label and a time. Pass 1 raises the error that says why.
+        # None means that no row has a label and a time. Pass 1 raises the error that says why.
         if self.cut is None:
             return
         record = self.cut.to_json()
@@ -288,7 +299,7 @@ class _IngestRun:
         log.info("split by time: test rows are those from %s on%s", record["test_from"], gap)
 
     def _is_test(self, day: date | None) -> bool | None:
-        # Whether all rows of `day` are test rows, or none; None where that depends on the row.
+        # Returns whether all rows of `day` are test rows, or none; None if that depends on the row.
         split = self.data.split
         if day is None or split.by in ("hash", "time"):
             return None
@@ -308,7 +319,7 @@ class _IngestRun:
             reject_counts.of_day += len(of_day)
             reject_counts.of_none += len(counted.rejects) - len(of_day)
             reject_counts.of_others += counted.dropped
-            # Rows of no day are quarantined once, with the first day, however many days of one log are read.
+            # Rows of no known day are quarantined once, with the first day, however many days of one log are read.
             quarantined = counted.rejects
             if self.total is not None:
                 quarantined = of_day
@@ -335,7 +346,7 @@ class _IngestRun:
         return self.engine.split_counts(), reject_counts
 
     def _sources(self, day: date | None) -> list[Source]:
-        # What pass 1 reads of `day`. Adds the files' bytes on disk to the total.
+        # Returns what pass 1 reads of `day`. Adds the files' bytes on disk to the total.
         sources, size = self._log_sources(day, self.spec)
         self.bytes += size
         if self.repeats is not None:
@@ -357,8 +368,9 @@ class _IngestRun:
         return self.repeats.marked(day, sources)
 
     def _log_sources(self, day: date | None, spec: DataSpec) -> tuple[list[Source], int]:
-        # What was delivered for `day`, or the whole log, with the late rows of it that other datasets keep; its bytes.
-        # Blocks are cut as for the whole schema, so that parts have the same numbers whatever columns are read.
+        # Returns what was delivered for `day`, or the whole log, with the late rows that other datasets keep for it,
+        # and its bytes. Blocks are cut as for the whole schema, so that parts have the same numbers whatever columns
+        # are read.
         sources: list[Source]
         if self.data.format == "synthetic":
             sources, size = [synthetic.source_of(self.data, self.seed, day, self.settings.block_mib)], 0
@@ -397,7 +409,7 @@ class _IngestRun:
             )
 
     def finish(self) -> dict[str, Any]:
-        """Write everything but the rows; returns the summary without the rate."""
+        """Write everything except the rows; returns the summary without the rate."""
         assert self.total is not None and self.state is not None
         draft, spec, state = self.draft, self.spec, self.state
         written, files, groups = dict[str, int](), dict[str, list[str]](), dict[str, list[list[int]]]()
@@ -505,7 +517,7 @@ class _IngestRun:
 
 
 def engine_of(config: IngestConfig) -> IngestEngine:
-    """Return the engine that ``ingest.engine`` names. ConfigError where it is not installed."""
+    """Return the engine that ``ingest.engine`` names. ConfigError if it is not installed."""
     if config.engine == "local":
         return LocalEngine()
     engine: IngestEngine = load_hooks(ENGINES)[config.engine](config)
@@ -513,7 +525,7 @@ def engine_of(config: IngestConfig) -> IngestEngine:
 
 
 class _RateReporter:
-    """Reports rows, of ``total`` where that is known, and rows per second about once a second."""
+    """Reports rows, of ``total`` if that is known, and rows per second about once a second."""
 
     def __init__(self, title: str, now: Callable[[], float], total: int | None = None) -> None:
         self.title, self._now = title, now

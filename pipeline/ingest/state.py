@@ -39,11 +39,11 @@ from pipeline.specs.id_mapping import ID_MAPPINGS, FittedMapping, FittingDay
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
-# The settings that ``transforms.json`` holds, of histories and of features.
+# Settings of histories and of features that ``transforms.json`` holds.
 _HISTORY = ("by", "days", "where", "lag_minutes")
 _DENSE = ("column", "transform", "clip", "bins", "required", "min", "max")
 _SPARSE = ("separator", "weight_separator", "cross", "bins", "max_ids", "integer", "required")
-# Of a sparse feature, where they are set: earlier releases did not write them.
+# Settings of a sparse feature that are written only if they are set, because earlier releases did not write them.
 _OPTIONAL = ("table", "holds", "weights", "cross_bins", "sequence")
 # Settings that have other names in specs.
 _IN_SPEC = {"min": "low", "max": "high"}
@@ -62,14 +62,14 @@ def fitted_state(
         spec: the schema.
         train: what pass 1 counted of the train rows of ``day``.
         before: the state of the day before; None fits anew.
-        day: what mappings may know of the day and its rows.
-        over: what calls a function for each table, as ``map`` does.
+        day: what mappings may know about the day and its rows.
+        over: calls a function for each table, as ``map`` does.
     """
     former = before.sparse if before else {}
 
     def fit(feature: SparseSpec) -> FittedMapping:
         # Features that share a table are counted separately and fitted together. Their counts are added up in a new
-        # object, for the profile still needs those of each feature.
+        # object, because the profile still needs those of each feature.
         sharing = [train.counts[other.name] for other in spec.sparse if other.owner == feature.name]
         counts = sharing[0]
         if len(sharing) > 1:
@@ -162,10 +162,10 @@ def dataset_schema(
 
 
 def transforms_json(spec: DataSpec, state: FittedState) -> dict[str, Any]:
-    """``transforms.json``: what was fitted, enough (with the vocabularies) to transform other rows the same way.
+    """Return ``transforms.json``: what was fitted, enough (with the vocabularies) to transform other rows the same way.
 
-    ``raw``: features whose raw numbers the dataset keeps of its held-out rows; ``unseen``: those of whose held-out ids
-    without a row it keeps the hashes.
+    ``raw``: features whose raw numbers the dataset keeps for its held-out rows; ``unseen``: features for which it
+    keeps the hashes of held-out ids that have no row.
     """
     dense = {}
     for f in spec.dense:
@@ -223,14 +223,14 @@ def _sequences_json(spec: DataSpec) -> dict[str, Any]:
             "max_length": sequence.max_length,
             "age_bins": sequence.age_bins,
             "drop_leaks": sequence.drop_leaks,
-            # None: the log had it. Earlier releases did not say.
+            # None means that the log had the sequence. Earlier releases did not say.
             "history": built.get(sequence.name),
         }
     return record
 
 
 def unreadable_sequence(rows: Mapping[str, Any], model: Mapping[str, Any]) -> str:
-    """Why a model cannot read the sequences of ``rows``: "" where it can, or has none.
+    """Say why a model cannot read the sequences of ``rows``: "" if it can, or has none.
 
     Both are records of ``transforms.json``: of the rows' dataset, and of the dataset that the model was trained on. A
     model has vectors for the places of ``max_length`` events and no more; the id of an age is the number of its bin.
@@ -320,7 +320,8 @@ def spec_of(record: dict[str, Any]) -> DataSpec:
 
 
 def _settings_of(record: Mapping[str, Any], keys: Iterable[str]) -> dict[str, Any]:
-    # The fields of a spec that `record` holds under `keys`. Lists of JSON become tuples again, for specs are hashed.
+    # Returns the fields of a spec that `record` holds under `keys`. Lists of JSON become tuples again, because specs
+    # are hashed.
     settings = {}
     for key in keys:
         value = record[key]
@@ -331,7 +332,7 @@ def _settings_of(record: Mapping[str, Any], keys: Iterable[str]) -> dict[str, An
 
 
 def continued_state(store: Store, path: str, spec: DataSpec) -> FittedState:
-    """The state of the dataset at ``path``, to be continued; ConfigError if ids would get other rows."""
+    """Return the state of the dataset at ``path``, to be continued; ConfigError if ids would get other rows."""
     dataset = store.get(path, "ingest")
     record = store.read_json(f"{path}/{TRANSFORMS}")["sparse"]
     for f in spec.sparse:
@@ -348,9 +349,9 @@ def continued_state(store: Store, path: str, spec: DataSpec) -> FittedState:
 
 
 def read_state(store: Store, path: str, spec: DataSpec) -> FittedState:
-    """The state of the dataset or version at ``path``, of the features that it has; ArtifactError if there is none.
+    """Return the state of the dataset or version at ``path``, for the features it has; ArtifactError if there is none.
 
-    A dense feature whose transform, clip or bins are others now is left out.
+    A dense feature whose transform, clip or bins are different now is left out.
     """
     dataset = store.get(path, "ingest")
     record = store.read_json(f"{path}/{TRANSFORMS}")
@@ -372,7 +373,7 @@ def read_state(store: Store, path: str, spec: DataSpec) -> FittedState:
 
 
 def dense_transform(record: Mapping[str, Any]) -> DenseTransform:
-    """The fit behind a dense feature's ``record`` of ``transforms.json``."""
+    """Return the fit of a dense feature by its ``record`` in ``transforms.json``."""
     bounds = record.get("bounds")
     if bounds is not None:
         bounds = np.array(bounds, np.float64)
@@ -394,7 +395,7 @@ def _read_table(store: Store, dataset: Artifact, file: str) -> pl.DataFrame | No
 
 
 def make_profile(spec: DataSpec, split_counts: SplitCounts, state: FittedState) -> Profile:
-    """``profile.json`` of a fitted log, for the planner and people; every share is of train rows or train lookups."""
+    """Return ``profile.json`` of a fitted log, for the planner and people; shares are of train rows or lookups."""
     train = split_counts.train
     label_rate, dense, sparse = dict[str, float](), dict[str, DenseProfile](), dict[str, FeatureProfile]()
     for split, count in split_counts.rows.items():
@@ -407,7 +408,7 @@ def make_profile(spec: DataSpec, split_counts: SplitCounts, state: FittedState) 
     row_weight = None
     if spec.row_weight:
         row_weight = _dense_profile(train.labels[ROW_WEIGHT], train.rows)
-    # The click rate of the rows that the train rows stand for; None where each stands for itself.
+    # The click rate of the rows that the train rows stand for; None if each stands for itself.
     base_rate = None
     if COUNTS_FOR in train.labels and train.labels[COUNTS_FOR].mean:
         base_rate = train.labels[CLICKS_FOR].mean / train.labels[COUNTS_FOR].mean
@@ -442,7 +443,7 @@ def _sparse_profile(feature: SparseSpec, train: Partial, state: FittedState) -> 
     counts, missing = train.counts[feature.name], train.missing[feature.name]
     fitted = state.sparse[feature.name]
     hot_rows, hot_share = counts.curve(fitted, missing)
-    # Of a sequence, the share of lookups that miss; of any other feature, that of rows.
+    # The missing share is one of lookups for a sequence, and one of rows for any other feature.
     total = train.rows
     if feature.sequence:
         total = max(train.lookups[feature.name], 1)

@@ -1,4 +1,4 @@
-"""Pass 1: what the train rows say about every feature, in partial results that merge in any order.
+"""Pass 1: measures every feature over the train rows, in partial results that merge in any order.
 
 ``Partial`` counts one set of typed rows; ``SplitCounts`` sends every block's rows to train, validation, test, or (split
 by day) to the days that may yet turn out to be the last ones.
@@ -29,7 +29,7 @@ from pipeline.specs.id_mapping import Counts, IdCounts
 
 
 class Partial:
-    """Counts and moments of one set of typed rows. ``labels``: of further tasks' labels and weights, by name."""
+    """Counts and moments of one set of typed rows. ``labels``: those of further tasks, of weights and of ``sums``."""
 
     def __init__(self, spec: DataSpec) -> None:
         self.spec = spec
@@ -59,11 +59,11 @@ class Partial:
 
         Args:
             frame: typed rows of a block.
-            coded: ids of ``frame`` by feature, of those that are no numbers.
+            coded: ids of ``frame`` by feature, except for features that are numbers.
             keep: bool [rows], which of them to count; None counts all.
         """
         rows = None if keep is None else pl.Series(keep)
-        # Numbers are filtered some columns at a time: of a wide log, all at once would be a copy of the block.
+        # Numbers are filtered some columns at a time, because in a wide log all at once would be a copy of the block.
         others = without_hashes(frame, coded).select(~cs.starts_with("dense:"))
         if rows is not None:
             others = others.filter(rows)
@@ -125,7 +125,7 @@ class Partial:
                 self.prepared[dense.name].merge(quantised_moments(_filtered(frame, dense, rows), dense))
 
     def merge(self, other: Partial) -> None:
-        """Take in what ``other`` counted."""
+        """Add the counts of ``other``."""
         self.rows += other.rows
         self.positives += other.positives
         for name, moments in self.raw.items():
@@ -155,7 +155,7 @@ class Partial:
         return parts
 
     def without_counts(self) -> Partial:
-        """Return all but the counts of ids."""
+        """Return everything except the counts of ids."""
         other = copy.copy(self)
         other.counts = {}
         return other
@@ -193,14 +193,14 @@ class Tally:
         self.positives += int(labels.sum())
 
     def merge(self, other: Tally) -> None:
-        """Take in what ``other`` counted."""
+        """Add the counts of ``other``."""
         self.rows += other.rows
         self.positives += other.positives
 
 
 @dataclass
 class _Day:
-    """A day that may become a test day: what its rows are counted as if it does not."""
+    """A day that may become a test day, with the counts of its rows if it does not."""
 
     train: Partial
     validation: Tally
@@ -209,7 +209,7 @@ class _Day:
 class SplitCounts:
     """The split and what was counted of its train rows.
 
-    ``test``: that all rows are test rows, or none, where whole days are ingested one after the other; None where that
+    ``test``: whether all rows are test rows, or none, if whole days are ingested one after the other; None if that
     depends on the row. ``by_place``: the hash split goes by a row's file and number, not by its content. ``cut``: of a
     split by time; ``gap``: rows that it leaves out.
     """
@@ -232,8 +232,8 @@ class SplitCounts:
 
         Args:
             frame: typed rows.
-            coded: their ids by feature, of those that are no numbers.
-            places: hashes (uint64 [rows]) of the rows' files and numbers, where the split goes by them.
+            coded: their ids by feature, except for features that are numbers.
+            places: hashes (uint64 [rows]) of the rows' files and numbers, if the split goes by them.
 
         Returns:
             Which rows are in which split.
@@ -260,22 +260,22 @@ class SplitCounts:
         labels = frame[LABEL]
         self.tested.add(labels.filter(test))
         train = ~test
-        left_out = None
+        in_gap = None
         if self.cut is not None:
-            left_out = self.cut.is_left_out(frame)
-        if left_out is not None:
-            self.gap.add(labels.filter(left_out))
-            train = train & ~left_out
+            in_gap = self.cut.is_left_out(frame)
+        if in_gap is not None:
+            self.gap.add(labels.filter(in_gap))
+            train = train & ~in_gap
         if validation is not None:
             validation = validation & train
             self.validation.add(labels.filter(validation))
             train = train & ~validation
         if not self.test:
             self.train.add(frame, coded, train.to_numpy())
-        return RowSplits(test, validation, stay, left_out)
+        return RowSplits(test, validation, stay, in_gap)
 
     def _split_hashes(self, frame: pl.DataFrame, places: np.ndarray | None) -> np.ndarray | None:
-        # What the hash split, validation shares and sampling go by; None where nothing does.
+        # Returns the hashes for the hash split, validation shares and sampling; None if nothing needs them.
         by_hash = self.split.by == "hash" and self.test is None
         samples = self.spec.sampling.negatives is not None
         if self.test or not (by_hash or self.split.validation_share or samples):
@@ -288,7 +288,7 @@ class SplitCounts:
         return hashes
 
     def _validation_rows(self, frame: pl.DataFrame, hashes: np.ndarray | None) -> pl.Series | None:
-        # The rows that are validation rows unless they turn out to be test rows.
+        # Returns the rows that are validation rows unless they turn out to be test rows.
         split = self.split
         if self.test or not split.validates:
             return None
@@ -325,7 +325,7 @@ class SplitCounts:
         if older.any():
             self.train.add(frame, coded, older & ~held_out)
             self.validation.add(frame[LABEL].filter(pl.Series(older & held_out)))
-        # Rows in the order of their days, and their ids numbered anew: a day costs its rows, not those of the block.
+        # Sort rows by day, and number their ids anew, so that a day costs its own rows and not those of the block.
         order = np.argsort(days, kind="stable")
         ordered = days[order]
         starts, ends = np.searchsorted(ordered, last), np.searchsorted(ordered, last, side="right")
@@ -349,7 +349,7 @@ class SplitCounts:
             self.validation.merge(oldest.validation)
 
     def merge(self, other: SplitCounts) -> None:
-        """Take in what ``other``, of other blocks or of the next day, counted."""
+        """Add the counts of ``other``, of other blocks or of the next day."""
         self.train.merge(other.train)
         for day, part in other.days.items():
             counted = self._counts_of_day(day)
@@ -379,7 +379,7 @@ class SplitCounts:
         return parts
 
     def without_counts(self) -> SplitCounts:
-        """Return all but the counts of ids."""
+        """Return everything except the counts of ids."""
         part = copy.copy(self)
         part.train, part.days = self.train.without_counts(), {}
         for day, counted in self.days.items():
@@ -388,7 +388,7 @@ class SplitCounts:
 
     @property
     def first_test_day(self) -> int:
-        """Where the split is by row's day: rows of it and later ones are test rows, once all blocks were added."""
+        """The first test day of a split by the rows' day, once all blocks were added; later days are test days, too."""
         return min(self.days, default=0)
 
     @property
@@ -417,7 +417,7 @@ class SplitCounts:
 
 
 def hash_split(hashes: np.ndarray, test_share: float) -> pl.Series:
-    """True for the share of rows whose hash falls below ``test_share`` of its range."""
+    """Return a mask: True for the share of rows whose hash falls below ``test_share`` of its range."""
     return pl.Series((hashes >> np.uint64(32)) < np.uint64(round(test_share * 2.0**32)))
 
 

@@ -38,7 +38,7 @@ from pipeline.ingest.times import SECONDS_PER_DAY, SECONDS_PER_HOUR
 from pipeline.records.dataset import TRUE_PROBABILITY
 
 USER_COLUMNS = ["label", "user", "item", "category"]
-# Stands for an item where the user saw none of that category yet.
+# Stands for an item if the user has seen none of that category yet.
 NEVER = -1
 
 
@@ -54,7 +54,7 @@ class Slot:
 
 
 class UserLog:
-    """The log that ``seed`` draws, slot after slot. ``effects``: of items; item i is of category i // per_category."""
+    """The log that ``seed`` draws, slot after slot. ``effects``: by item; item i is of category i // per_category."""
 
     def __init__(self, config: SyntheticConfig, seed: int) -> None:
         rng = np.random.default_rng([seed, 20])
@@ -67,7 +67,7 @@ class UserLog:
         self.last = np.full(self.interests.shape, NEVER)
 
     def draw(self, slot: Slot) -> pl.DataFrame:
-        """The rows of ``slot``, in the order of users; afterwards their users have seen them."""
+        """Draw the rows of ``slot``, in the order of users; afterwards their users have seen them."""
         rng = np.random.default_rng([self.seed, 21, slot.day, slot.number])
         users = np.arange(slot.users)
         place = rng.integers(self.interests.shape[1], size=slot.users)
@@ -96,12 +96,12 @@ def _named(column: str, numbers: np.ndarray) -> pl.Series:
 
 
 def user_rows(config: SyntheticConfig, seed: int, day: int | None, size: int) -> Iterator[pl.DataFrame]:
-    """The rows of all days, or of one (days since the first), in frames of about ``size`` rows."""
+    """Yield the rows of all days, or of one (days since the first), in frames of about ``size`` rows."""
     log = UserLog(config, seed)
     wanted = range(config.days) if day is None else range(day, day + 1)
     per_frame = max(1, size // config.users)
     held = list[pl.DataFrame]()
-    # Earlier days are drawn too, though not returned, for what users saw then decides what they click later.
+    # Earlier days are drawn, too, but not returned, because what users saw then decides what they click later.
     for each in range(wanted.stop):
         # `rows` is the number for a day that is drawn by itself, and otherwise for all days together.
         rows = config.rows
@@ -124,15 +124,15 @@ def user_rows(config: SyntheticConfig, seed: int, day: int | None, size: int) ->
         yield pl.concat(held)
 
 
-# Part of a dataset's key: to be raised when the same configuration draws another log.
+# Part of a dataset's key. Raise it when the same configuration draws another log.
 VERSION = "synthetic-1"
-# Column with a second label, where one is planted.
+# Column with a second label, if one is planted.
 CONVERSION = "conversion"
 COLUMNS = CRITEO_COLUMNS
 CHUNK_ROWS = 1 << 16
-# Share of every second dense and every third sparse feature.
+# Share of missing values in every second dense and every third sparse feature.
 MISSING_SHARE = 0.05
-# Share of I2, as in Criteo.
+# Share of negative values in I2, as in Criteo.
 NEGATIVE_SHARE = 0.02
 _ROW_BYTES = 240
 
@@ -166,8 +166,8 @@ def _draw_chunk(truth: Truth, rng: np.random.Generator, time: np.ndarray) -> _Dr
 
 
 def _logits(truth: Truth, chunk: _DrawnRows, config: SyntheticConfig) -> np.ndarray:
-    # Log odds without the bias; effects turn by `drift` radians a day, at midnight or every hour.
-    # The order of these sums is part of the log: it decides their last bits, which can decide a label.
+    # Returns log odds without the bias; effects turn by `drift` radians a day, at midnight or every hour. The order of
+    # these sums is part of the log: it decides their last bits, which can decide a label.
     logits = np.zeros(len(chunk.time), np.float64)
     step = SECONDS_PER_HOUR if config.hourly else SECONDS_PER_DAY
     turns = chunk.time // step
@@ -190,7 +190,7 @@ def _logits(truth: Truth, chunk: _DrawnRows, config: SyntheticConfig) -> np.ndar
 
 
 def _conversion_logits(truth: Truth, chunk: _DrawnRows, config: SyntheticConfig, seed: int) -> np.ndarray:
-    # Log odds, without the bias, that a click converts: first-order effects, correlated with those on clicks.
+    # Returns log odds, without the bias, that a click converts: first-order effects, correlated with those on clicks.
     logits = np.zeros(len(chunk.time), np.float64)
     for i, effects in enumerate(truth.first):
         rng = np.random.default_rng([seed, 10, i])
@@ -204,7 +204,7 @@ def _conversion_logits(truth: Truth, chunk: _DrawnRows, config: SyntheticConfig,
 def _conversions(
     truth: Truth, chunk: _DrawnRows, clicked: np.ndarray, config: SyntheticConfig, bias: float, seeds: list[int]
 ) -> pl.Series:
-    # Column `conversion` of the rows of a chunk, as text; drawn apart, so that it changes nothing else.
+    # Returns column `conversion` of the rows of a chunk, as text; drawn apart, so that it changes nothing else.
     rng = np.random.default_rng([seeds[0], 11, *seeds[1:]])
     rate = sigmoid(_conversion_logits(truth, chunk, config, seeds[0]) + bias)
     converted = clicked & (rng.random(len(clicked)) < rate)
@@ -216,8 +216,8 @@ def _conversions(
 
 
 def _biases(truth: Truth, config: SyntheticConfig, seed: int, day: int | None) -> tuple[float, float]:
-    # Of clicks and of conversions: they make the mean probabilities the rates that are asked for, by bisection on a
-    # sample of all days, or of `day`.
+    # Returns the biases of clicks and of conversions. They make the mean probabilities the rates that are asked for, by
+    # bisection on a sample of all days, or of `day`.
     time = _times(np.arange(CHUNK_ROWS), CHUNK_ROWS, config, day)
     sample = _draw_chunk(truth, np.random.default_rng([seed, 1]), time)
     logits = _logits(truth, sample, config)
@@ -229,7 +229,7 @@ def _biases(truth: Truth, config: SyntheticConfig, seed: int, day: int | None) -
 
 
 def _times(index: np.ndarray, rows: int, config: SyntheticConfig, day: int | None) -> np.ndarray:
-    # Seconds since day 0 of rows `index` of `rows`: evenly over all days, or over `day`.
+    # Returns seconds since day 0 of rows `index` of `rows`: evenly over all days, or over `day`.
     if day is None:
         return index * (config.days * SECONDS_PER_DAY) // rows
     return index * SECONDS_PER_DAY // rows + day * SECONDS_PER_DAY
@@ -253,7 +253,7 @@ def _frame(truth: Truth, chunk: _DrawnRows, label: np.ndarray, probability: np.n
 
 
 def days_after_first(config: SyntheticConfig, day: date) -> int:
-    """Which day of the changing truth ``day`` is; ConfigError for one before it begins, or a first one that is none."""
+    """Return which day of the changing truth ``day`` is; ConfigError if ``first_day`` is later or no date."""
     try:
         number = (day - date.fromisoformat(config.first_day)).days
     except ValueError:
@@ -270,9 +270,9 @@ def days_after_first(config: SyntheticConfig, day: date) -> int:
 
 
 def chunks(config: SyntheticConfig, seed: int, day: date | None = None) -> Iterator[pl.DataFrame]:
-    """The raw log in frames of CHUNK_ROWS rows: strings as in the file, ``day``, ``time`` (s), ``true_probability``.
+    """Yield the raw log in frames of CHUNK_ROWS rows: strings as in the file, day, time (s), true_probability.
 
-    Of one ``day`` of the changing truth, where it is given; both then count from 1970-01-01, else from 0.
+    With ``day``, only that one of the changing truth; day and time then count from 1970-01-01, else from 0.
     """
     number, first_day = None, 0
     if day is not None:
@@ -319,7 +319,7 @@ class SyntheticSource(Source):
     hours: bool = False
 
     def blocks(self) -> Iterator[RawBlock]:
-        """The log in the order in which it is drawn."""
+        """Yield the log in the order in which it is drawn."""
         per_block = max(1, self.block_mib * MIB // (_ROW_BYTES * CHUNK_ROWS))
         drawn = chunks(self.config, self.seed, self.day)
         line = 1
@@ -338,7 +338,7 @@ class SyntheticSource(Source):
 
 
 def source_of(data: DataConfig, seed: int, day: date | None, block_mib: int) -> SyntheticSource:
-    """The log that ``data.synthetic`` asks for; DataError where the schema asks for other columns."""
+    """Return the log that ``data.synthetic`` asks for; DataError if the schema asks for other columns."""
     config = data.synthetic
     columns = [*COLUMNS, DAY, TIME]
     if config.users:
@@ -356,7 +356,7 @@ class LogFault:
 
     Attributes:
         lost_clicks: Share of the clicks that are logged as rows without a click.
-        column: The column that is empty in some rows.
+        column: The column that becomes empty in some rows.
         empty: Share of these rows.
     """
 
@@ -377,8 +377,8 @@ def write_tsv(
 ) -> int:
     """Write the raw synthetic log to ``url`` (any fsspec URL; .gz and .zst compress) as a Criteo TSV; returns its rows.
 
-    The day and the true probability are not in that format and are left out. With ``fault``, the log is what that
-    leaves of it.
+    The day and the true probability are not in that format and are left out. With ``fault``, the log is what the
+    fault leaves of it.
     """
     rows = 0
     rng = np.random.default_rng([seed, 30])

@@ -17,7 +17,7 @@ from pipeline.records.dataset import DatasetSchema, FeatureProfile, Profile, Spa
 from pipeline.specs.id_mapping import curve_points
 from pipeline.store.artifacts import Draft
 
-# Part of the dataset's key: raise it where the same configuration gives another profile.
+# Part of the dataset's key. Raise it when the same configuration gives another profile.
 VERSION = "tables-1"
 EXACT = 4096
 
@@ -25,7 +25,7 @@ EXACT = 4096
 def write(data: DataConfig, draft: Draft) -> dict[str, Any]:
     """Write schema and profile of the configured tables; returns the artifact's summary (tables, rows of all tables).
 
-    Raises ConfigError for figures that cannot be.
+    Raises ConfigError for impossible figures.
     """
     schema, profile = dataset(data)
     draft.write_json("schema.json", schema.to_json())
@@ -34,7 +34,7 @@ def write(data: DataConfig, draft: Draft) -> dict[str, Any]:
 
 
 def dataset(data: DataConfig) -> tuple[DatasetSchema, Profile]:
-    """Schema and profile of the configured tables; ConfigError for figures that cannot be."""
+    """Return schema and profile of the configured tables; ConfigError for impossible figures."""
     if not data.tables:
         raise ConfigError(
             "data.format is tables, but data.tables is empty: there is nothing to plan",
@@ -69,7 +69,7 @@ def dataset(data: DataConfig) -> tuple[DatasetSchema, Profile]:
 
 
 def hit_curve(table: TableFigures, default_zipf: float) -> tuple[list[int], list[float]]:
-    """Rows k, and the share of lookups that the k hottest rows serve: as given, else Zipf's; the last share is 1."""
+    """Return rows k, and the share of lookups that the k hottest rows serve: as given, else Zipf's; the last is 1."""
     if table.hot_rows:
         rows, shares = list(table.hot_rows), list(table.hot_share)
         if rows[-1] < table.rows:
@@ -83,9 +83,9 @@ def hit_curve(table: TableFigures, default_zipf: float) -> tuple[list[int], list
 
 
 def harmonic(ks: np.ndarray, exponent: float) -> np.ndarray:
-    """Sum over i = 1..k of i^-exponent for every k of ``ks``, to a relative error below 1e-7.
+    """Return the sum over i = 1..k of i^-exponent for every k of ``ks``, to a relative error below 1e-7.
 
-    The first 4,096 terms one by one, the rest by the Euler-Maclaurin formula without its derivatives.
+    Adds the first 4,096 terms one by one, and the rest by the Euler-Maclaurin formula without its derivatives.
     """
     # A table may have billions of rows, too many for an array.
     first = np.arange(1, min(int(ks[-1]), EXACT) + 1, dtype=np.float64) ** -exponent

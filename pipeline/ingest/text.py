@@ -27,15 +27,15 @@ from pipeline.core.units import MIB
 from pipeline.ingest.values import FLOAT32_MAX, Reject, by_halves, is_of_rows, not_read
 
 NEWLINE = 10
-# Bytes of a record of several lines.
+# Maximum bytes of a record of several lines.
 LONGEST = 1 << 17
-# Bytes that are compared at a time: they stay in the cache.
+# Bytes that are compared at a time, few enough to stay in the cache.
 _COUNTED = 1 << 18
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextLayout:
-    """How the fields of a line lie: all ``names`` in order, one-byte ``separator``, ``quote`` or None.
+    """How the fields of a line are laid out: all ``names`` in order, one-byte ``separator``, ``quote`` or None.
 
     ``numbers``: names of those that may be read as Float64, an empty one as null.
     """
@@ -54,7 +54,7 @@ class TextLayout:
 class Records:
     """Where the records of whole lines end. ``ends``: the place of each one's line end, int64, rising.
 
-    ``open``: where a line begins that may go on behind the end of the block; None where none does. ``strays``: places
+    ``open``: where a line begins that may continue behind the end of the block; None if none does. ``strays``: places
     of lines with a stray quote.
     """
 
@@ -64,7 +64,7 @@ class Records:
 
 
 def records(block: bytes, layout: TextLayout) -> Records:
-    """The records of ``block``, whole lines that begin with a record."""
+    """Find the records of ``block``, whole lines that begin with a record."""
     data = np.frombuffer(block, np.uint8)
     ends = np.flatnonzero(data == NEWLINE)
     if not layout.quotes(block):
@@ -79,7 +79,7 @@ def records(block: bytes, layout: TextLayout) -> Records:
     while at < len(odd):
         first = int(starts[odd[at]])
         if at + 1 == len(odd):
-            # Whether its quote is a stray one depends on what follows the block, unless the record is too long already.
+            # What follows the block decides whether its quote is stray, unless the record is too long already.
             goes_on = len(block) - first <= LONGEST
             return Records(ends[~inner], first if goes_on else None, (*strays, first))
         last = int(odd[at + 1])
@@ -104,9 +104,9 @@ def is_record(text: bytes, layout: TextLayout) -> bool:
     return len(rows) == 1 and len(rows[0]) == len(layout.names)
 
 
-# Bytes of text: a longer line is no row.
+# Bytes of text. A longer line is not a row.
 LONGEST_LINE = 128 * MIB
-# What blocks hold in place of a longer line. No row is like it: its first byte is in no UTF-8.
+# Stands in blocks for a longer line. No row is like it, because its first byte is in no UTF-8.
 TOO_LONG = b"\xffa line too long to hold"
 LINE_TOO_LONG = ("line too long", f"the line is longer than {LONGEST_LINE // MIB} MiB")
 _TRIMMED = frozenset(b" \t")
@@ -115,8 +115,8 @@ _PACKED = (b"\x1f\x8b", b"x\x01", b"x\x5e", b"x\x9c", b"x\xda", b"\x28\xb5\x2f\x
 
 
 def header_line(stream: BinaryIO, file: str) -> bytes:
-    """The next line of ``stream``, the names of the columns; DataError where it is no line of names but endless."""
-    # Limited, so that a file without line ends is not read to its end. One byte more tells a line that is too long.
+    """Read the next line of ``stream``, the names of the columns; DataError if it is too long to be names."""
+    # The limit keeps a file without line ends from being read to its end. One byte more tells a line that is too long.
     line = stream.readline(LONGEST_LINE + 1)
     if len(line) > LONGEST_LINE:
         raise DataError(
@@ -129,11 +129,11 @@ def header_line(stream: BinaryIO, file: str) -> bytes:
 def text_blocks(
     stream: BinaryIO, block_bytes: int, first_line: int, layout: TextLayout | None = None
 ) -> Iterator[tuple[bytes, int]]:
-    """Blocks of whole lines, each with its first line's number; blank lines at the very end are left out.
+    """Yield blocks of whole lines, each with its first line's number; blank lines at the very end are left out.
 
-    ``stream``: buffered, so that only its end is read short. ``layout``: of records that may go over several lines, so
-    that blocks end with one. A line longer than LONGEST_LINE, such as an array of objects in a file of one line, is
-    never held whole: ``TOO_LONG`` stands for it.
+    ``stream``: buffered, so that only its end is read short. ``layout``: that of records that may go over several
+    lines, so that blocks end with one. A line longer than LONGEST_LINE, such as an array of objects in a file of one
+    line, is never held whole: ``TOO_LONG`` stands for it.
     """
     carry, line = b"", first_line
     while data := stream.read(block_bytes):
@@ -158,7 +158,7 @@ def text_blocks(
             first_end = block.find(b"\n")
             if first_end > LONGEST_LINE:
                 block = TOO_LONG + block[first_end:]
-            # The last record of whole lines may go on behind the block.
+            # The last record of whole lines may continue behind the block.
             whole = len(block)
             if layout is not None and layout.quotes(block):
                 open_record = records(block, layout).open
@@ -174,7 +174,7 @@ def text_blocks(
 
 
 def _cut(block: bytes) -> int:
-    # Bytes up to the end of the last line that is neither partial nor one of the blank ones at the end.
+    # Returns the bytes up to the end of the last line that is neither partial nor one of the blank ones at the end.
     filled = len(block.rstrip(b"\r\n"))
     end = block.find(b"\n", filled)
     if end < 0 or not filled:
@@ -183,7 +183,7 @@ def _cut(block: bytes) -> int:
 
 
 def read_lines(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
-    """Frame of strings (one column per name), the line number of each of its rows, and the lines left out."""
+    """Return a frame of strings (one column per name), the line number of each row, and the lines left out."""
     if b"\r" in block and not layout.quotes(block):
         block = block.replace(b"\r\n", b"\n")
     elif b"\r" in block:
@@ -197,13 +197,13 @@ def read_lines(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.Da
     except (Exception, pl.exceptions.PanicException) as error:
         if not is_of_rows(error):
             raise
-    # A limit of a parser's own: it costs the records that meet it.
+    # The parser met a limit of its own, which costs only the records that exceed it.
     return _read_others(block, first_line, layout)
 
 
 def _read_others(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.DataFrame, np.ndarray, list[Reject]]:
-    # As `read_lines`, in parts, without the records that fail by themselves. Numbers stay text, so that all parts have
-    # the same types.
+    # Reads like `read_lines`, in parts, without the records that fail by themselves. Numbers stay text, so that all
+    # parts have the same types.
     texts = replace(layout, numbers=frozenset())
     ends = records(block, layout).ends + 1
     pieces = [block[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
@@ -230,8 +230,8 @@ def _read_lines(block: bytes, first_line: int, layout: TextLayout) -> tuple[pl.D
         return frame, np.arange(first_line, first_line + frame.height), []
     good, lines, rejects = _sift(block, first_line, layout)
     if looks_packed(good):
-        # Polars would take the block for compressed bytes: it is read behind a row that cannot be mistaken. Python's
-        # csv module would read it too, but its limits on fields would then hold for all rows of the block.
+        # Polars would take the block for compressed bytes, so it is read behind a row that cannot be mistaken. Python's
+        # csv module would read it, too, but its limits on fields would then hold for all rows of the block.
         row = b"0" + layout.separator.encode() * (len(layout.names) - 1) + b"\n"
         frame = _read(row + good, layout)[1:]
     else:
@@ -266,10 +266,10 @@ def _read(block: bytes, layout: TextLayout, numbers: frozenset[str] = frozenset(
 
 
 def _read_clean(block: bytes, layout: TextLayout) -> pl.DataFrame | None:
-    # The frame of a block without a flaw, None if any line needs a closer look.
-    # What the compiled steps do not take apart, as text that is not ASCII or numbers with exponents, Polars does. It
-    # refuses lines with too many fields and silently fills those with too few; as none has more separators than it
-    # should, their total tells whether one has fewer.
+    # Returns the frame of a block without a flaw, None if any line needs a closer look. Polars reads what the compiled
+    # steps do not take apart, such as text that is not ASCII or numbers with exponents. It refuses lines with too many
+    # fields and silently fills those with too few. As none has more separators than it should, their total tells
+    # whether one has fewer.
     if layout.quotes(block) or looks_packed(block):
         return None
     kernels = load_kernels("fields")
@@ -293,9 +293,9 @@ def _read_clean(block: bytes, layout: TextLayout) -> pl.DataFrame | None:
 
 
 def _read_numbers(block: bytes, layout: TextLayout) -> pl.DataFrame | None:
-    # The frame with its numbers as such; None unless all of them are plain: no blanks, no words, none too large.
-    # Polars' CSV reader trims bytes around a number that a cast of the same text refuses. A block that holds one of
-    # them is read as text, so that what counts as a number never depends on the other lines of a block.
+    # Returns the frame with its numbers as such; None unless all of them are plain: no blanks, no words, none too
+    # large. Polars' CSV reader trims bytes around a number that a cast of the same text refuses. A block that holds one
+    # of them is read as text, so that what counts as a number never depends on the other lines of a block.
     trimmed = _TRIMMED - set(layout.separator.encode())
     if not layout.numbers or any(byte in block for byte in trimmed):
         return None
@@ -307,14 +307,14 @@ def _read_numbers(block: bytes, layout: TextLayout) -> pl.DataFrame | None:
     for bound in (*frame.select(numbers.min()).row(0), *frame.select(numbers.max()).row(0)):
         if bound is not None and abs(bound) > FLOAT32_MAX:
             return None
-    # A number that is not finite shows in its column's sum. NaN is above no bound.
+    # A number that is not finite shows in its column's sum. NaN is above no bound, so the check above misses it.
     if not all(math.isfinite(total) for total in frame.select(numbers.sum()).row(0)):
         return None
     return frame
 
 
 def line_count(block: bytes | memoryview) -> int:
-    """Lines of ``block``."""
+    """Count the lines of ``block``."""
     return count_byte(block, NEWLINE)
 
 
@@ -323,7 +323,7 @@ def count_byte(text: bytes | memoryview, byte: int) -> int:
     kernels = load_kernels("fields")
     if kernels is not None:
         return kernels.count(text, byte)
-    # A part at a time, for the comparison makes an array as large as its input.
+    # Compare a part at a time, because the comparison makes an array as large as its input.
     count, data = 0, np.frombuffer(text, np.uint8)
     for at in range(0, len(data), _COUNTED):
         count += int(np.count_nonzero(data[at : at + _COUNTED] == byte))
@@ -334,7 +334,7 @@ def _sift(block: bytes, first_line: int, layout: TextLayout) -> tuple[bytes, np.
     data = np.frombuffer(block, np.uint8)
     ends = records(block, layout).ends
     starts = np.concatenate([[0], ends[:-1] + 1])
-    # Of each record the line breaks inside of those before it, int64.
+    # Line breaks inside of the records before each one, int64.
     breaks = np.searchsorted(np.flatnonzero(data == NEWLINE), ends) - np.arange(len(ends))
     before = np.concatenate([[0], breaks[:-1]])
     separators = data == ord(layout.separator)
@@ -360,7 +360,7 @@ def _sift(block: bytes, first_line: int, layout: TextLayout) -> tuple[bytes, np.
             reason = f"{fields[index]} fields, expected {len(layout.names)}"
             rejects.append(Reject(line, "wrong number of fields", reason))
     good = np.flatnonzero(~bad)
-    # The good lines as one block, copied by runs of neighbours.
+    # Join the good lines into one block, copied by runs of neighbours.
     change = np.flatnonzero(np.diff(~bad, prepend=False, append=False))
     runs = [block[starts[first] : ends[stop - 1] + 1] for first, stop in change.reshape(-1, 2)]
     return b"".join(runs), first_line + good + before[good], rejects
@@ -369,7 +369,7 @@ def _sift(block: bytes, first_line: int, layout: TextLayout) -> tuple[bytes, np.
 def _quoted(
     data: np.ndarray, starts: np.ndarray, ends: np.ndarray, separators: np.ndarray, quote: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    # Which bytes lie inside quotes, and which lines have a quote where none may stand.
+    # Returns which bytes lie inside quotes, and which lines have a quote where none may be.
     quotes = data == quote
     seen = np.cumsum(quotes, dtype=np.int64)
     before = seen[starts] - quotes[starts]

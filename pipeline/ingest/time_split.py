@@ -20,7 +20,7 @@ from pipeline.ingest.schema import DAY, SPLIT_TIME, DataSpec
 from pipeline.ingest.sources import Block, Source
 from pipeline.ingest.times import SECONDS_PER_HOUR, TimeSplit, time_text
 
-# Times that are told apart: with 16 bytes each, 32 MiB.
+# Maximum number of times that are told apart: with 16 bytes each, 32 MiB.
 MOST_TIMES = 1 << 21
 Sources = Callable[[date | None, DataSpec], Sequence[Source]]
 
@@ -28,8 +28,8 @@ Sources = Callable[[date | None, DataSpec], Sequence[Source]]
 class TimeCounts:
     """How many rows there are at each time, exact in whatever order they are added.
 
-    Times are rounded down to a ``step``, of seconds, which doubles where more than ``most`` would have to be told
-    apart. A step that is too small for some of the rows is so for all, so the last one does not depend on their order.
+    Times are rounded down to a ``step`` in seconds, which doubles when more than ``most`` would have to be told apart.
+    A step that is too small for some of the rows is too small for all, so the last one does not depend on their order.
     """
 
     def __init__(self, most: int = MOST_TIMES) -> None:
@@ -39,9 +39,9 @@ class TimeCounts:
         self._added: list[pl.DataFrame] = []
 
     def add(self, counts: pl.DataFrame) -> None:
-        """Take in ``counts``: times (``split_time``) and how many ``rows`` are of each."""
+        """Add ``counts``: times (``split_time``) and how many ``rows`` are of each."""
         self._added.append(counts)
-        # As many as there are: so each is added up a few times, however many blocks a log has.
+        # Wait for as many as there are, so that each is added up only a few times, however many blocks a log has.
         if sum(each.height for each in self._added) > max(self._counts.height, self._most // 8):
             self._add_up()
 
@@ -57,7 +57,7 @@ class TimeCounts:
         self._counts = counts
 
     def sorted(self) -> tuple[np.ndarray, np.ndarray]:
-        """The times in order, in seconds, and the rows of each (both int64)."""
+        """Return the times in order, in seconds, and the rows of each (both int64)."""
         self._add_up()
         counts = self._counts.sort(SPLIT_TIME)
         return counts[SPLIT_TIME].to_numpy(), counts["rows"].cast(pl.Int64).to_numpy()
@@ -65,9 +65,9 @@ class TimeCounts:
 
 @dataclass(frozen=True)
 class CountTimes:
-    """Counts the rows of a block by time. ``named``: the first and last day that are wanted, where rows carry a day.
+    """Counts the rows of a block by time. ``named``: the first and last wanted day, if rows carry a day.
 
-    Rows that come in files of a day before theirs, as ``rule`` allows, count as well.
+    Rows that come in files of a day before theirs, as ``rule`` allows, count, too.
     """
 
     spec: DataSpec
@@ -75,7 +75,7 @@ class CountTimes:
     named: tuple[int, int] | None = None
 
     def __call__(self, block: Block) -> pl.DataFrame:
-        """Columns ``split_time`` and ``rows``, of the rows whose label and time parse."""
+        """Return columns ``split_time`` and ``rows``, of the rows whose label and time parse."""
         raw = block.read()
         parsed = parse(raw.frame.select(list(self.spec.columns)), raw.lines, self.spec, self.rule)
         frames = [parsed.frame]
@@ -97,17 +97,17 @@ def find_cut(
         engine: Reads the blocks.
         data: Its ``split`` says the share of the test rows, and the gap before them.
         spec: The schema of the log.
-        sources: Of a day, or of the whole log, as pass 1 reads them.
-        rule: For the rows of other days in the logs of a day.
+        sources: Returns those of a day, or of the whole log, as pass 1 reads them.
+        rule: Returns the rule for rows of other days in the logs of a day.
 
     Returns:
         The cut whose share of test rows is nearest to the one that is asked for: rows of one time stay together. None
-        where no row has a label and a time, of which the pass that counts the rows says why.
+        if no row has a label and a time; the pass that counts the rows says why.
 
     Raises:
         DataError: All rows are of one time, or none lies before the gap.
     """
-    # 1. What is read of a row to find its time: label, time, day and hour.
+    # 1. Narrow the schema to what is read of a row to find its time: label, time, day and hour.
     read = {spec.label, spec.day_column, spec.timestamp, spec.hour_column, spec.split_time}
     wanted = replace(
         events.narrow_to_key(spec),
@@ -139,9 +139,9 @@ def find_cut(
 
 
 def cut_of(times: np.ndarray, rows: np.ndarray, data: DataConfig) -> TimeSplit:
-    """The cut of a log with so many ``rows`` at each of ``times`` (in order); DataError where nothing is left to train.
+    """Return the cut of a log with ``rows`` rows at each of ``times`` (in order); DataError if none is left to train.
 
-    Of two cuts that are equally near to ``data.split.test_share`` the later one.
+    If two cuts are equally near to ``data.split.test_share``, the later one is returned.
     """
     where, split = data.path or "the synthetic log", data.split
     if len(times) == 1:
@@ -150,9 +150,9 @@ def cut_of(times: np.ndarray, rows: np.ndarray, data: DataConfig) -> TimeSplit:
             hint="data.timestamp=<the column with the time of a row>, or data.split.by=hash",
         )
     wanted = round(split.test_share * int(rows.sum()))
-    # Rows from each time on, but for the first one.
+    # Rows from each time on, except for the first time.
     later = rows[::-1].cumsum()[::-1][1:]
-    # Backwards, for argmin returns the first of equals and the last is wanted.
+    # Search backwards, because argmin returns the first of equals and the last is wanted.
     place = len(later) - int(np.argmin(np.abs(later - wanted)[::-1]))
     test_from = int(times[place])
     train_until = test_from - round(split.gap_hours * SECONDS_PER_HOUR)

@@ -14,30 +14,30 @@ from pipeline.ingest.schema import DAY, SPLIT_TIME
 from pipeline.ingest.values import RejectedRows, nulls, shown
 
 HOURS_PER_DAY, SECONDS_PER_HOUR, SECONDS_PER_DAY = 24, 3600, 86_400
-# Since 1970: the years 1696 to 4707.
+# Days since 1970: the years 1696 to 4707.
 _USUAL_DAYS = -100_000, 1_000_000
 _TEXT = r"^(\d{4}-\d\d-\d\d)[ T]([01]\d|2[0-3])(?::([0-5]\d))?(?::([0-5]\d|60))?"
-# Directives of the hour.
+# Directives that show an hour.
 _CLOCK = re.compile(r"%[-_0]?[HIRT]")
 _OFFSET = r"[ T]\d\d.*?(Z|[+-]\d\d(?::?\d\d)?)$"
 
 
 def end_of_day(day: date, zone: str | None) -> float:
-    """Seconds since 1970 at which ``day`` ends in ``zone``; None: UTC."""
+    """Return the seconds since 1970 at which ``day`` ends in ``zone``; None: UTC."""
     following = day + timedelta(days=1)
     tzinfo = UTC if zone is None else ZoneInfo(zone)
     return datetime(following.year, following.month, following.day, tzinfo=tzinfo).timestamp()
 
 
 def skipped_hours(day: date, zone: str | None) -> frozenset[int]:
-    """The hours by the clock that ``day`` does not have, because clocks are put forward."""
+    """Return the hours by the clock that ``day`` does not have, because clocks are put forward."""
     if zone is None:
         return frozenset()
     tzinfo = ZoneInfo(zone)
     skipped = set(range(HOURS_PER_DAY))
     for hour in range(HOURS_PER_DAY):
         for minute in (0, 59):
-            # A time that clocks leave out comes back from UTC as another one.
+            # A time that clocks skip comes back from UTC as another one.
             local = datetime(day.year, day.month, day.day, hour, minute, tzinfo=tzinfo)
             if local.astimezone(UTC).astimezone(tzinfo).replace(tzinfo=None) == local.replace(tzinfo=None):
                 skipped.discard(hour)
@@ -45,16 +45,16 @@ def skipped_hours(day: date, zone: str | None) -> frozenset[int]:
 
 
 def standard(values: pl.Series, text: pl.Series, form: str | None) -> pl.Series:
-    """``text`` of ``values`` in a form that is read without ``form`` (data.time_format); null where it is not ``form``.
+    """Rewrite ``text`` of ``values`` from ``form`` (data.time_format) to a form that is read without it; else null.
 
-    Numbers, dates and timestamps are left as they are. Of a form with an offset, in UTC.
+    Numbers, dates and timestamps stay as they are. Times of a form with an offset are in UTC.
     """
     if form is None or values.dtype.is_numeric() or values.dtype.is_temporal():
         return text
     times = text.str.to_datetime(form, strict=False, time_unit="us")
     if isinstance(times.dtype, pl.Datetime) and times.dtype.time_zone is not None:
         return times.dt.strftime("%Y-%m-%d %H:%M:%SZ")
-    # Without an hour in the form, none is written: 00:00:00 would be read as one.
+    # If the form has no hour, write none, because 00:00:00 would be read as an hour.
     standard_form = "%Y-%m-%d"
     if _CLOCK.search(form):
         standard_form += " %H:%M:%S"
@@ -62,7 +62,7 @@ def standard(values: pl.Series, text: pl.Series, form: str | None) -> pl.Series:
 
 
 def seconds_of(number: pl.Expr) -> pl.Expr:
-    """Seconds since 1970: 1e11 of them lie in the year 5138, so larger numbers are milli-, micro- or nanoseconds."""
+    """Return seconds since 1970: 1e11 of them is the year 5138, so larger numbers are milli-, micro- or nanoseconds."""
     size = number.abs()
     return (
         pl.when(size > 1e17)
@@ -76,9 +76,9 @@ def seconds_of(number: pl.Expr) -> pl.Expr:
 
 
 def beginning_of(day: pl.Series, hour: pl.Series | None, zone: str | None) -> pl.Series:
-    """When each ``hour`` of each ``day`` (days since 1970) begins, or the day, in seconds (Int64) since 1970.
+    """Return when each ``hour`` of each ``day`` (days since 1970) begins, or the day, in seconds (Int64) since 1970.
 
-    By the clock of the rows without ``zone``; as a point in time with one, whose hours are counted as in ``hours_of``.
+    Without ``zone`` it is by the clock of the rows. With one it is a point in time, with hours as in ``hours_of``.
     """
     if zone is None:
         seconds = day * SECONDS_PER_DAY
@@ -87,12 +87,12 @@ def beginning_of(day: pl.Series, hour: pl.Series | None, zone: str | None) -> pl
         return seconds
     if hour is None:
         return _midnights(day, zone)
-    # Counted back from the end of the day, as in `hours_of`: a day of 25 hours begins with hour -1.
+    # Count back from the end of the day, as in `hours_of`: a day of 25 hours begins with hour -1.
     return _midnights(day + 1, zone) - (HOURS_PER_DAY - hour) * SECONDS_PER_HOUR
 
 
 def _midnights(day: pl.Series, zone: str) -> pl.Series:
-    # When each `day` begins in `zone`; numbers that are no days of usual calendars count as days of UTC.
+    # Returns when each `day` begins in `zone`; numbers that are no days of usual calendars count as days of UTC.
     usual = day.is_between(*_USUAL_DAYS)
     times = day.set(~usual, 0).cast(pl.Int32).cast(pl.Date).cast(pl.Datetime("us"))
     seconds = _localised(times, zone).dt.timestamp("ms") // 1000
@@ -100,10 +100,10 @@ def _midnights(day: pl.Series, zone: str) -> pl.Series:
 
 
 def instants(values: pl.Series, text: pl.Series, zone: str, *, numbers: bool = True) -> pl.Series:
-    """Each value as a point in time, Datetime in ``zone``; null for what has no time of the day.
+    """Return each value as a point in time, Datetime in ``zone``; null if it has no time of the day.
 
-    Numbers (with ``numbers``) count from 1970 in UTC, and a zone or an offset that is written counts. Any other time
-    is one of ``zone``: the earlier one of two, and what its clocks leave out is an hour later.
+    Numbers (with ``numbers``) count from 1970 in UTC, and a zone or an offset that is written counts. Any other time is
+    in ``zone``: an ambiguous one is the earlier of two, and one that clocks skip is an hour later.
     """
     if not values.dtype.is_temporal():
         return _of_text(text, zone, numbers=numbers).alias(values.name)
@@ -116,9 +116,9 @@ def instants(values: pl.Series, text: pl.Series, zone: str, *, numbers: bool = T
 
 
 def seconds_as_written(values: pl.Series, text: pl.Series) -> pl.Series:
-    """Each value as whole seconds (Int64) since 1970 by the clock it shows, whatever offset follows; null: tells none.
+    """Return each value as whole seconds (Int64) since 1970 by the clock it shows, whatever offset follows; else null.
 
-    Of timestamps with a zone by UTC's clock, as their days are.
+    Timestamps with a zone are read by UTC's clock, as their days are.
     """
     times = values
     if not isinstance(values.dtype, pl.Datetime):
@@ -130,7 +130,7 @@ def seconds_as_written(values: pl.Series, text: pl.Series) -> pl.Series:
 
 
 def _clock(text: pl.Expr) -> pl.Expr:
-    # The date and the time of the day that `text` begins with, Datetime without a zone; null: there are none.
+    # Returns date and time of the day that `text` begins with, Datetime without a zone; null if there are none.
     seconds = []
     for group, size in ((2, SECONDS_PER_HOUR), (3, 60), (4, 1)):
         seconds.append(text.str.extract(_TEXT, group).cast(pl.Int64).fill_null(0) * size)
@@ -139,7 +139,8 @@ def _clock(text: pl.Expr) -> pl.Expr:
 
 
 def _counted(text: pl.Expr) -> pl.Expr:
-    # The time that a number counts from 1970, Datetime without a zone; null for other text, and for eight digits.
+    # Returns the time that a number counts from 1970, Datetime without a zone; null for other text, and for eight
+    # digits.
     number = pl.when(text.str.len_bytes() != 8).then(text.cast(pl.Float64, strict=False))
     return (seconds_of(number) * 1e6).cast(pl.Int64, strict=False).cast(pl.Datetime("us"))
 
@@ -163,17 +164,17 @@ def _localised(times: pl.Series, zone: str) -> pl.Series:
     localised = times.dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
     if localised.null_count() == times.null_count():
         return localised
-    # What clocks leave out is an hour later.
+    # A time that clocks skip is an hour later.
     later = times.dt.offset_by("1h").dt.replace_time_zone(zone, ambiguous="earliest", non_existent="null")
     return localised.zip_with(localised.is_not_null(), later)
 
 
 def hours_of(times: pl.Series, zone: str) -> pl.Series:
-    """The hour (Int32) of each of ``times`` in ``zone``, counted back from 23, the last one of its day.
+    """Return the hour (Int32) of each of ``times`` in ``zone``, counted back from 23, the last one of its day.
 
     So a day of 25 hours begins with -1, and one of 23 hours with 1.
     """
-    # Python computes the end of a day by the rules of the zone, so that is done once for each day, not each row.
+    # Python computes the end of a day by the rules of the zone, so do that once for each day and not for each row.
     days = times.dt.date()
     distinct = days.drop_nulls().unique().to_list()
     ends = [int(end_of_day(day, zone)) for day in distinct]
@@ -183,33 +184,33 @@ def hours_of(times: pl.Series, zone: str) -> pl.Series:
     return (HOURS_PER_DAY - (left + whole - 1) // whole).cast(pl.Int32)
 
 
-# Column of typed rows, 23 in the last hour of a day; in the dataset SPLIT_HOUR.
+# Column of typed rows: 23 is the last hour of a day. The dataset calls it SPLIT_HOUR.
 HOUR = "hour"
 _HOUR_OF_CLOCK = r"^\d{4}-\d\d-\d\d[ T]([01]\d|2[0-3])(?::|$)"
 
 
 def packed_date(text: pl.Expr) -> pl.Expr:
-    """The date that eight digits, YYYYMMDD, are; null for any other text."""
+    """Return the date of eight digits, YYYYMMDD; null for any other text."""
     return pl.when(text.str.len_bytes() == 8).then(text).str.to_date("%Y%m%d", strict=False)
 
 
 def hour_of(
     values: pl.Series, text: pl.Series | None, rejected: RejectedRows, zone: str | None = None, form: str | None = None
 ) -> pl.Series:
-    """The hour (Int32) of each of ``values``: of timestamps, numbers, or ``text`` as YYYY-MM-DD HH:MM:SS, or ``form``.
+    """Return the hour (Int32) of ``values``: timestamps, numbers, or ``text`` in ``form`` or YYYY-MM-DD HH:MM:SS.
 
-    As it is written, whatever offset follows, as the row's day is; of ``zone``, where one is given. What tells no hour
-    (a date alone) is rejected.
+    It is the hour that is written, whatever offset follows, as with the row's day; with ``zone``, the hour there.
+    Values without an hour (a date alone) are rejected.
     """
     column = values.name
-    if text is None:  # of a list
+    if text is None:  # the column holds lists
         text = nulls(pl.String, len(values))
     written, text = text, standard(values, text, form)
     if zone is not None:
         hour = hours_of(instants(values, text, zone), zone)
     elif values.dtype.is_temporal() and values.dtype != pl.Date:
         if isinstance(values.dtype, pl.Datetime) and values.dtype.time_zone is not None:
-            # UTC's hour, as the day is UTC's.
+            # The hour is UTC's, as the day is.
             values = values.dt.convert_time_zone("UTC")
         hour = values.dt.hour()
     else:
@@ -231,7 +232,7 @@ def hour_of(
 
 
 def whole_hour_of(values: pl.Series, text: pl.Series | None, rejected: RejectedRows) -> pl.Series:
-    """The hour (Int32) that each of ``values`` is, 0 to 23; whatever else is rejected."""
+    """Return the hour (Int32) that each of ``values`` is, 0 to 23; all others are rejected."""
     written = nulls(pl.String, len(values)) if text is None else text
     number = written.cast(pl.Float64, strict=False)
     wrong = ~((number >= 0) & (number < HOURS_PER_DAY) & (number == number.floor())).fill_null(False)
@@ -247,11 +248,11 @@ def whole_hour_of(values: pl.Series, text: pl.Series | None, rejected: RejectedR
 def seconds_of_rows(
     values: pl.Series, text: pl.Series | None, zone: str | None = None, form: str | None = None
 ) -> pl.Series:
-    """The time (Int64, whole seconds since 1970) of each of ``values``; null for what tells no time of the day.
+    """Return the time (Int64, whole seconds since 1970) of each of ``values``; null if it has no time of the day.
 
-    As it is written, whatever offset follows, as the row's day is; with ``zone`` the point in time that is meant.
+    It is the time that is written, whatever offset follows, as with the row's day; with ``zone`` the point in time.
     """
-    if text is None:  # of a list
+    if text is None:  # the column holds lists
         text = nulls(pl.String, len(values))
     text = standard(values, text, form)
     if zone is not None:
@@ -270,27 +271,27 @@ class TimeSplit:
     test_from: int
 
     def is_test(self, frame: pl.DataFrame) -> pl.Series:
-        """Which of the typed rows are test rows."""
+        """Return which of the typed rows are test rows."""
         return frame[SPLIT_TIME] >= self.test_from
 
     def is_left_out(self, frame: pl.DataFrame) -> pl.Series | None:
-        """Which of the typed rows lie in the gap; None where there is none."""
+        """Return which of the typed rows lie in the gap; None if there is no gap."""
         if self.train_until == self.test_from:
             return None
         return (frame[SPLIT_TIME] >= self.train_until) & (frame[SPLIT_TIME] < self.test_from)
 
     def to_json(self) -> dict[str, str]:
-        """The two times as text: by the clock of the rows, or of UTC where ``data.time_zone`` is set."""
+        """Return the two times as text: by the clock of the rows, or of UTC if ``data.time_zone`` is set."""
         return {"train_until": time_text(self.train_until), "test_from": time_text(self.test_from)}
 
 
 def time_text(seconds: int) -> str:
-    """A time in seconds since 1970 as YYYY-MM-DD HH:MM:SS, whatever its year."""
+    """Format a time in seconds since 1970 as YYYY-MM-DD HH:MM:SS, whatever its year."""
     return str(np.datetime64(seconds, "s")).replace("T", " ")
 
 
 def test_hours_from(test_hours: int) -> int:
-    """The hour of the day from which rows are test rows, where the last ``test_hours`` are."""
+    """Return the first hour of the day whose rows are test rows, if the last ``test_hours`` are."""
     return HOURS_PER_DAY - test_hours
 
 
@@ -303,10 +304,10 @@ def day_of(
     zone: str | None = None,
     form: str | None = None,
 ) -> pl.Series:
-    """The day (Int32) of each of ``values``: the number, or days since 1970-01-01 of dates and timestamps.
+    """Return the day (Int32) of each of ``values``: the number, or days since 1970-01-01 of dates and timestamps.
 
-    ``text``: the values as text, None where they are lists. ``timestamp``: numbers are timestamps, not days. ``zone``:
-    whose days are meant; None: UTC's of numbers, and of text what is written. ``form``: ``data.time_format``.
+    ``text``: the values as text, None if they are lists. ``timestamp``: numbers are timestamps, not days. ``zone``:
+    whose days are meant; None: UTC's for numbers, and for text what is written. ``form``: ``data.time_format``.
     """
     column = values.name
     if text is None:
@@ -321,7 +322,7 @@ def day_of(
             number = seconds_of(number) / SECONDS_PER_DAY
         number = number.floor().cast(pl.Int32, strict=False)
         date = pl.col("text").str.slice(0, 10).str.to_date("%Y-%m-%d", strict=False).cast(pl.Int32)
-        # Eight digits that are a date (YYYYMMDD) are taken as one, though they are a number, too.
+        # Eight digits that are a date (YYYYMMDD) are taken as one, although they are a number, too.
         packed = packed_date(pl.col("text")).cast(pl.Int32)
         day = frame.select(day=packed.fill_null(number).fill_null(date))["day"]
     if zone is not None:

@@ -31,9 +31,9 @@ from pipeline.records.dataset import (
 )
 from pipeline.specs.id_mapping import FittedMapping
 
-# Lookup tables that are kept, one a feature.
+# Lookup tables that are kept, one per feature.
 _TABLES = 4096
-# Of the codes that the compiled kernels take.
+# Bytes of the codes that the compiled kernels take.
 _CODE_BYTES = (2, 4)
 
 
@@ -41,7 +41,7 @@ _CODE_BYTES = (2, 4)
 class DenseTransform:
     """(t(x) - mean) / std, t = clip and signed log or identity; ``missing`` for a missing value.
 
-    ``bounds``: of the bins, where the value becomes the share of them below it, minus 1/2 (0: the median).
+    ``bounds``: bounds of bins; the value becomes the share of them below it, minus 1/2 (0: the median).
     """
 
     mean: float = 0.0
@@ -66,7 +66,7 @@ def transform(
     Args:
         frame: typed rows.
         spec: their schema.
-        state: what was fitted on the train rows.
+        state: the fit on the train rows.
         coded: the ids of some features, which ``frame`` then need not hold.
 
     Returns:
@@ -111,27 +111,27 @@ def transform(
 
 
 def lossy(spec: DataSpec, state: FittedState) -> list[str]:
-    """The features, dense ones first, whose values do not tell the number.
+    """Return the features, dense ones first, whose values do not tell the number.
 
-    Those of bins, clipped ones, those whose 0 is a number and a missing value, and standardised ones: where the mean
-    lies far from a number, as one that is off by a factor of 1e9 moves it, float32 rounds the number away.
+    These are features of bins, clipped ones, those whose 0 is a number and a missing value, and standardised ones: if
+    the mean lies far from a number, as an outlier of a factor of 1e9 can move it, float32 rounds the number away.
     """
     unclear = set()
     for feature in spec.dense:
         if not feature.vector and (feature.clip or feature.zero_is_missing or feature.linear):
             unclear.add(feature.name)
-    # The order of the state is that of the schema; that of the set is not fixed.
+    # Use the order of the state, which is that of the schema. The order of a set is not fixed.
     dense = [name for name, fitted in state.dense.items() if fitted.bounds is not None or name in unclear]
     sparse = [name for name, fitted in state.sparse.items() if fitted.bounds is not None]
     return dense + sparse
 
 
 def raw_numbers(frame: pl.DataFrame, chosen: pl.Series, spec: DataSpec, state: FittedState) -> list[pl.Series]:
-    """Numbers of the ``lossy`` features of the ``chosen`` typed rows as float64 columns ``raw_column``.
+    """Return numbers of the ``lossy`` features of the ``chosen`` typed rows as float64 columns ``raw_column``.
 
     NaN is a missing one.
 
-    The gate scores a model by them that was fitted to other bounds, clips less, or tells zeros from missing values.
+    The gate uses them to score a model that was fitted to other bounds, clips less, or tells zeros from missing values.
     """
     columns = []
     for name in lossy(spec, state):
@@ -145,15 +145,15 @@ def raw_numbers(frame: pl.DataFrame, chosen: pl.Series, spec: DataSpec, state: F
 
 
 def with_vocabulary(state: FittedState) -> list[str]:
-    """The features whose ids have rows by a vocabulary; of the others' rows none tells which id it was."""
+    """Return the features whose ids have rows by a vocabulary; a row of other features does not tell the id."""
     return [name for name, fitted in state.sparse.items() if fitted.lookup is not None]
 
 
 def unseen_ids(rows: pl.DataFrame, state: FittedState, coded: Mapping[str, Coded]) -> list[pl.Series]:
-    """Of each feature ``with_vocabulary`` the hashes of ids that it does not hold in transformed ``rows``, else 0.
+    """Return for each feature ``with_vocabulary`` the hashes of ids that have no row in its table, and 0 for others.
 
-    ``coded``: the ids of the same rows. The gate scores a model by them that has rows for ids which this dataset has
-    none for.
+    ``rows``: transformed rows; ``coded``: their ids. The gate uses the hashes to score a model that has
+    rows for ids for which this dataset has none.
     """
     columns = []
     for name in with_vocabulary(state):
@@ -168,9 +168,9 @@ def unseen_ids(rows: pl.DataFrame, state: FittedState, coded: Mapping[str, Coded
 
 
 def hashes_of_rows(rows: np.ndarray, ids: Coded, first: int, count: int) -> np.ndarray:
-    """Return the hash (uint64) of each lookup whose row is one of ``count`` from ``first`` on; 0 of the others.
+    """Return the hash (uint64) of each lookup whose row is one of ``count`` from ``first`` on; 0 for the others.
 
-    ``rows``: int32, of the lookups in ``ids``.
+    ``rows``: int32, for the lookups in ``ids``.
     """
     kernels = load_kernels("rows")
     if kernels is not None and ids.codes.itemsize in _CODE_BYTES:
@@ -182,7 +182,7 @@ def hashes_of_rows(rows: np.ndarray, ids: Coded, first: int, count: int) -> np.n
 
 
 def take_rows(rows: np.ndarray, codes: np.ndarray) -> np.ndarray:
-    """Return ``rows[codes]``, int32, of ``codes`` that lie within them."""
+    """Return ``rows[codes]``, int32, for ``codes`` that lie within them."""
     kernels = load_kernels("rows")
     if kernels is None or codes.itemsize not in _CODE_BYTES:
         return rows[codes]
@@ -195,8 +195,8 @@ def _dense_expression(feature: DenseSpec, fitted: DenseTransform) -> pl.Expr:
 
 
 def _look_up_small_numbers(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform) -> pl.Series | None:
-    # The values of `_dense_expression`, without the logarithm of each row. None unless most are small whole numbers,
-    # and without the compiled kernels.
+    # Returns the values of `_dense_expression`, without the logarithm of each row. None without the compiled kernels,
+    # and unless most are small whole numbers.
     kernels = load_kernels("rows")
     if kernels is None:
         return None
@@ -215,7 +215,7 @@ def _look_up_small_numbers(frame: pl.DataFrame, feature: DenseSpec, fitted: Dens
 
 @lru_cache(_TABLES)
 def _small_number_values(feature: DenseSpec, mean: float, std: float, missing: float) -> np.ndarray:
-    # float32 [SMALL]; of the very expression, so that bits are the same.
+    # Returns float32 [SMALL] by the same expression, so that bits are the same.
     fitted = DenseTransform(mean=mean, std=std, missing=missing)
     return small_numbers(feature).select(_dense_expression(feature, fitted)).to_series().to_numpy()
 
@@ -232,24 +232,26 @@ def dense_column(frame: pl.DataFrame, feature: DenseSpec, fitted: DenseTransform
 
 
 def _sparse_columns(frame: pl.DataFrame, feature: SparseSpec, fitted: FittedMapping, ids: Coded) -> list[pl.Series]:
-    # 1. Map each distinct id once. A lookup without an id takes the row of missing values, with weight 1.
+    # 1. Map each distinct id once, by each way of the mapping (``double_hash`` has two). A lookup without an id takes
+    #    the row of missing values, with weight 1.
     ways = feature.mapping.rows(fitted, pl.Series(ids.hashes))
-    rows = []
+    # Row numbers of the table; the rows of ``frame`` are another matter.
+    table_rows = []
     for way in ways:
         # The code of a missing id is one past the last id's.
         row_of_code = np.append(way.to_numpy(), np.int32(MISSING_ROW))
-        rows.append(take_rows(row_of_code, ids.codes))
+        table_rows.append(take_rows(row_of_code, ids.codes))
     weights = None
     if feature.weighted:
         weights = frame[f"weight:{feature.name}"].explode(empty_as_null=True).fill_null(1.0)
 
     # 2. A mapping of several ways sums several rows for each lookup, but one for a missing value.
     if len(ways) == 1:
-        values = rows[0]
+        values = table_rows[0]
     else:
         present = ids.codes < len(ids.hashes)
         keep = np.stack([np.ones_like(present), *[present] * (len(ways) - 1)], axis=1)
-        values, repeats = np.stack(rows, axis=1)[keep], keep.sum(axis=1)
+        values, repeats = np.stack(table_rows, axis=1)[keep], keep.sum(axis=1)
         if weights is not None:
             weights = pl.Series(np.repeat(weights.to_numpy(), repeats))
         row = ids.by_lookup(np.arange(frame.height))

@@ -21,7 +21,7 @@ from pipeline.core.retrying import passes
 from pipeline.core.units import printable
 from pipeline.ingest.schema import DataSpec
 
-# Records that may fail one by one before any is read. Where more do, the code or the whole file is at fault, and taking
+# Records that may fail one by one before any is read. If more fail, the code or the whole file is at fault, and taking
 # a block apart record by record would take hours.
 MOST_AT_FIRST = 1000
 Result = TypeVar("Result")
@@ -31,8 +31,8 @@ Result = TypeVar("Result")
 class Reject:
     """A line (1-based) that is no row. ``kind`` groups reasons; ``reason`` is what the quarantine says.
 
-    ``column``: the one that is wrong; "" where it is the line. ``of_day``: whether it is of the day that is wanted; of
-    a line that tells no day, in a log of many, nobody knows.
+    ``column``: the one that is wrong; "" if it is the line. ``of_day``: whether it is of the wanted day, which is
+    unknown for a line without a day in a log of many.
     """
 
     line: int
@@ -43,7 +43,7 @@ class Reject:
 
 
 class RejectedRows:
-    """Which rows are out, and why: the first complaint about a row counts."""
+    """Which rows are rejected, and why: the first complaint about a row counts."""
 
     def __init__(self, lines: np.ndarray) -> None:
         self.lines = lines
@@ -51,7 +51,7 @@ class RejectedRows:
         self.rejects: list[Reject] = []
 
     def add(self, mask: np.ndarray, kind: str, reason: Callable[[int], str], column: str = "") -> None:
-        """Reject the rows of ``mask`` that are not rejected yet; ``reason`` tells of a row number of the block."""
+        """Reject the rows of ``mask`` that are not rejected yet; ``reason``: says why for a row number of the block."""
         if not mask.any():
             return
         for index in np.flatnonzero(mask & ~self.bad):
@@ -59,7 +59,7 @@ class RejectedRows:
         self.bad |= mask
 
     def add_values(self, wrong: pl.DataFrame, kind: str, reason: Callable[[str | None], str], column: str) -> None:
-        """Reject the rows of ``wrong``, columns row and value; ``reason`` tells of the first wrong value of a row."""
+        """Reject the rows of ``wrong``, columns row and value; ``reason`` says why for a row's first wrong value."""
         mask = np.zeros(len(self.lines), bool)
         mask[wrong["row"].to_numpy()] = True
         # Backwards, so that the first of several values of a row is set last and stays.
@@ -69,8 +69,8 @@ class RejectedRows:
 
 
 def is_of_rows(error: BaseException) -> bool:
-    """Whether ``error``, of reading or parsing rows, may come of what a row holds."""
-    # The system's: parsers raise theirs without a number.
+    """Whether ``error``, of reading or parsing rows, may be due to what a row holds."""
+    # Errors of the system have a number; those of parsers do not.
     if isinstance(error, OSError) and error.errno is not None:
         return False
     return not isinstance(error, NightjarError) and not passes(error)
@@ -83,10 +83,10 @@ def by_halves(read: Callable[[int, int], Result], count: int) -> Iterator[tuple[
     Records that fail only together, none of them alone, end up in different parts.
 
     Args:
-        read: What is made of the records from one number up to another. A pure function.
+        read: Returns what is made of the records from one number up to another. A pure function.
 
     Yields:
-        Of each part in order the number of its first record, and what ``read`` made of it, or the error of its only
+        For each part, in order, the number of its first record, and what ``read`` made of it, or the error of its only
         record.
 
     Raises:
@@ -115,13 +115,13 @@ def by_halves(read: Callable[[int, int], Result], count: int) -> Iterator[tuple[
 
 
 def not_read(line: int, error: BaseException, *, of_day: bool = True) -> Reject:
-    """The reject of a line that no parser takes; ``of_day``: as of ``Reject``."""
+    """Return the reject of a line that no parser takes; ``of_day``: see ``Reject``."""
     message = printable(str(error).split("\n", 1)[0], 100)
     return Reject(line, "unreadable", f"the line cannot be read: {type(error).__name__}: {message}", of_day=of_day)
 
 
 def shown(value: str | None) -> str:
-    """``value`` quoted, as a message shows it: no longer than 60 characters."""
+    """Quote ``value`` for a message: no longer than 60 characters."""
     if value is None:
         return "missing"
     if len(value) > 60:
@@ -159,7 +159,7 @@ WHOLE = 2.0**53
 
 
 def text_of(values: pl.Series, spec: DataSpec, rejected: RejectedRows) -> pl.Series:
-    """``values`` as strings; float NaN and undecodable bytes become null (the latter are rejected).
+    """Return ``values`` as strings; float NaN and undecodable bytes become null (rows with such bytes are rejected).
 
     A whole float is written as the whole number it is: a column of ids of which one is missing is often stored so.
     """
@@ -173,7 +173,7 @@ def text_of(values: pl.Series, spec: DataSpec, rejected: RejectedRows) -> pl.Ser
 
 
 def strings_of(values: pl.Series) -> pl.Series:
-    """``values``, no lists, as strings, null where there is none."""
+    """Return ``values``, which are no lists, as strings, null where there is none."""
     if values.dtype == pl.Boolean:
         values = values.cast(pl.Int8)
     if values.dtype == pl.Binary:
@@ -194,7 +194,7 @@ def strings_of(values: pl.Series) -> pl.Series:
 
 
 def absent_in(text: pl.Series, spec: DataSpec) -> pl.Series:
-    """Where ``text`` is null or one of the strings that stand for a missing value."""
+    """Return where ``text`` is null or one of the strings that stand for a missing value."""
     absent = text.is_null()
     for word in spec.missing:
         absent |= (text == word).fill_null(False)
@@ -204,7 +204,7 @@ def absent_in(text: pl.Series, spec: DataSpec) -> pl.Series:
 def number_of(
     values: pl.Series, text: pl.Series | None, column: str, spec: DataSpec, rejected: RejectedRows
 ) -> pl.Series:
-    """``values`` as finite Float64, null where missing."""
+    """Return ``values`` as finite Float64, null where missing."""
     if text is None:
         every = np.ones(len(values), bool)
         rejected.add(every, f"{column} is a list", lambda _: f"{column} is a list, not a number", column)
@@ -212,7 +212,7 @@ def number_of(
     if values.dtype.is_numeric() or values.dtype == pl.Boolean:
         number = values.cast(pl.Float64, strict=False).fill_nan(None)
     else:
-        # Casts read a point alone: where another sign is before the decimals, a point makes a text no number.
+        # Casts read only a point: if another sign is before the decimals, a text with a point is no number.
         plain = text
         if spec.decimal != ".":
             plain = text.str.replace_all(".", "?", literal=True).str.replace(spec.decimal, ".")
@@ -231,8 +231,8 @@ def number_of(
 
 
 def plain_numbers(raw: pl.DataFrame, spec: DataSpec) -> dict[str, pl.Series]:
-    """What ``number_of`` makes of columns that are finite numbers or null and nothing but numbers, as Float64."""
-    # All columns in one call of Polars, for in wide logs the calls themselves would take most of the time.
+    """Return ``number_of`` of the columns that are finite numbers or null and nothing but numbers, as Float64."""
+    # Convert all columns in one call of Polars, because in wide logs the calls would take most of the time.
     names = list[str]()
     for name in sorted(spec.number_columns):
         kind = raw[name].dtype
@@ -258,12 +258,12 @@ def elements_of(text: pl.Series, separator: str | None) -> pl.Series:
 
 
 def nulls(kind: type[pl.DataType] | pl.DataType, length: int) -> pl.Series:
-    """``length`` nulls of type ``kind``."""
+    """Return ``length`` nulls of type ``kind``."""
     return pl.Series([None], dtype=kind).new_from_index(0, length)
 
 
 def equals(values: pl.Series, word: str) -> pl.Series:
-    """Where numbers have the value that ``word`` spells: 1 equals 1.0."""
+    """Return where numbers have the value that ``word`` spells: 1 equals 1.0."""
     try:
         return (values == float(word)).fill_null(False)
     except ValueError:

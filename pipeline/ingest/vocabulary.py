@@ -1,19 +1,19 @@
 """Ids that stay: the vocabulary of a feature, continued from day to day.
 
-On the first build ids are ranked by falling count, later ones are appended in the same order. An id keeps its row
-until it was not seen for ``evict_after_days``, or until the table is full and an id without a row is looked up more:
-the row then becomes that id's. Ids that are too rare, or for which there is no row, wait as candidates with their
-counts, the most frequent ``kept_ids`` of them.
+On the first build ids are ranked by falling count, later ones are appended in the same order. An id keeps its row until
+it was not seen for ``evict_after_days``, or until the table is full and an id without a row is looked up more: the row
+then becomes that id's. Ids that are too rare, or for which there is no row, wait as candidates with their counts, the
+most frequent ``kept_ids`` of them.
 
-How much an id is looked up by now is its heat: its lookups, each of which counts for a tenth less with every day.
+An id's heat is how much it is looked up now: its lookups, each of which counts for a tenth less with every day.
 
 Mapping ``learned`` decides which ids share a row (Learning to Collide, arXiv 2203.15837). Frequent ids have rows of
-their own. A factorisation machine (Rendle 2010) with a few dimensions, trained for a moment on some of the train
-rows, tells what the others are like: a k-d tree over its weights cuts them into as many cells of equal lookups as
-there are rows for them. What it says of an id that was seen a few times is the luck of its labels: ids put together
-by that would fit the train rows and nothing else. So an id counts only where more than half of what is seen of it is
-its own (empirical Bayes, Efron and Morris 1975); the others, and those never seen, hash into the rest of the rows.
-The clustering is our own design; the paper gives none.
+their own. A factorisation machine (Rendle 2010) with a few dimensions, trained briefly on some of the train rows, tells
+which of the other ids are alike: a k-d tree over its weights cuts them into as many cells of equal lookups as there are
+rows for them. What it learns about an id that was seen a few times is mostly chance, and grouping by that would fit
+the train rows and nothing else. So an id counts only if more than half of its observed effect is its own
+(empirical Bayes, Efron and Morris 1975); the others, and those never seen, hash into the rest of the rows. The
+clustering is our own design; the paper gives none.
 """
 
 from __future__ import annotations
@@ -30,32 +30,34 @@ from pipeline.ingest.ids import flat_hashes, ids_per_row
 from pipeline.records.dataset import LABEL, RESERVED_ROWS
 from pipeline.specs.id_mapping import FittedMapping, FittingDay, MappedFeature, id_columns, id_table, no_rows_freed
 
-# Candidates, where nothing is evicted.
+# Days after which candidates are forgotten if nothing is evicted.
 FORGET_AFTER_DAYS = 30
-# Of the heat that an id has left a day later: half after a week. Less follows new ids sooner and resets more rows: with
-# 2 % new ids a day, 0.5 replaced 28 % of a full table every night, 0.9 replaces 7 % and serves as many lookups.
+# Share of its heat that an id has left after a day: half after a week. A smaller share follows new ids sooner and
+# resets more rows: with 2 % new ids a day, 0.5 replaced 28 % of a full table every night, 0.9 replaces 7 % and serves
+# as many lookups.
 COOLING = 0.9
-# By days of age. Products, not powers: every machine rounds them alike.
+# Heat that is left, by days of age. Computed by products and not powers, because every machine rounds them alike.
 _LEFT = np.multiply.accumulate(np.concatenate([[1.0], np.full(400, COOLING)]))
 
 
 def empty() -> FittedMapping:
-    """A vocabulary without ids."""
+    """Return a vocabulary without ids."""
     return FittedMapping(ids=pl.DataFrame(schema=id_columns()), rows=RESERVED_ROWS, freed=no_rows_freed())
 
 
 def _ranked(ids: pl.DataFrame) -> pl.DataFrame:
-    # Ties by hash: any order will do, as long as it is always the same.
+    # Ties go by hash: any order will do, as long as it is always the same.
     return ids.sort(["count", "hash"], descending=[True, False])
 
 
 def updated(
     mapping: FittedMapping, counts: pl.DataFrame, feature: MappedFeature, day: int | None, first_day: int
 ) -> FittedMapping:
-    """``mapping`` after the train lookups ``counts`` (hash, id, count) of one day.
+    """Update ``mapping`` by the train lookups ``counts`` (hash, id, count) of one day.
 
-    ``first_day``: of the dataset that is being made. A row whose id was seen on an earlier day of it gets no other id:
-    one training must not see two ids in a row. ConfigError where the table has more rows than ``feature`` allows.
+    ``first_day``: that of the dataset that is being made. A row whose id was seen on an earlier day of the dataset gets
+    no other id, because one training must not see two ids in a row. ConfigError if the table has more rows than
+    ``feature`` allows.
     """
     if mapping.rows > feature.rows:
         raise ConfigError(
@@ -69,7 +71,7 @@ def updated(
         ids = ids.with_columns(pl.col("last_day").fill_null(day - 1))
     ids, freed = _evicted(_counted(ids, counts, day), feature, day)
     freed = pl.concat([mapping.freed, freed])
-    # Without days a dataset is fitted once.
+    # Without days, a dataset is fitted only once.
     in_use = pl.lit(day is not None) & (pl.col("last_day") >= first_day)
     held = freed.filter(in_use)["row"]
     used = mapping.ids.filter(in_use)["row"].drop_nulls()
@@ -90,7 +92,7 @@ def _counted(ids: pl.DataFrame, counts: pl.DataFrame, day: int | None) -> pl.Dat
     )
     if ids.is_empty():
         return seen
-    # min, not first: should two ids share a hash, the result does not depend on the order of blocks.
+    # Use min and not first: should two ids share a hash, the result does not depend on the order of blocks.
     ids = ids.with_columns(pl.col("heat").fill_null(pl.col("count").cast(pl.Float64)))
     both = pl.concat([ids.with_columns(_heat(ids, day)), seen.with_columns(now=pl.col("heat"), heat=None)])
     merged = both.group_by("hash").agg(
@@ -102,7 +104,7 @@ def _counted(ids: pl.DataFrame, counts: pl.DataFrame, day: int | None) -> pl.Dat
         pl.sum("now"),
         again=pl.len() > 1,
     )
-    # Of an id that was not seen the heat stays that of its last day, so that it cools by the days in between alone.
+    # An id that was not seen keeps the heat of its last day, so that it cools only by the days in between.
     heat = pl.when(pl.col("again") | pl.col("heat").is_null()).then(pl.col("now")).otherwise(pl.col("heat"))
     return merged.with_columns(heat.alias("heat")).select(list(id_columns()))
 
@@ -119,7 +121,7 @@ def _evicted(ids: pl.DataFrame, feature: MappedFeature, day: int | None) -> tupl
     if day is None:
         return ids, no_rows_freed()
     limit = feature.evict_after_days
-    # Candidates are forgotten even if nothing is evicted: otherwise ids that are seen once would pile up day after day.
+    # Candidates are forgotten even if nothing is evicted. Otherwise ids that are seen once would pile up day after day.
     waiting, age = pl.col("row").is_null(), day - pl.col("last_day")
     old = waiting & (age > (limit or FORGET_AFTER_DAYS))
     if limit is not None:
@@ -131,7 +133,7 @@ def _evicted(ids: pl.DataFrame, feature: MappedFeature, day: int | None) -> tupl
 
 
 def _admitted(mapping: FittedMapping, feature: MappedFeature, held: pl.Series) -> FittedMapping:
-    # Give the candidates that are frequent enough a row: a free one, lowest first, then new ones up to the cap.
+    # Gives rows to the candidates that are frequent enough: free ones, lowest first, then new ones up to the cap.
     ids = mapping.ids
     assert ids is not None
     wanting = _ranked(ids.filter(pl.col("row").is_null() & (pl.col("count") >= feature.min_count)))
@@ -152,8 +154,8 @@ def _admitted(mapping: FittedMapping, feature: MappedFeature, held: pl.Series) -
 
 
 def _replaced(mapping: FittedMapping, feature: MappedFeature, day: int | None, used: pl.Series) -> FittedMapping:
-    # Give the hottest ids that still want a row those of the coldest ids, as long as they are colder.
-    # Rows in `used` stay. Who loses its row waits as a candidate.
+    # Gives the rows of the coldest ids to the hottest ids that still want one, as long as their owners are colder. Rows
+    # in `used` stay. An id that loses its row waits as a candidate.
     assert mapping.ids is not None and mapping.freed is not None
     ids = mapping.ids.with_columns(_heat(mapping.ids, day))
     wanting = ids.filter(pl.col("row").is_null() & (pl.col("count") >= feature.min_count))
@@ -162,7 +164,7 @@ def _replaced(mapping: FittedMapping, feature: MappedFeature, day: int | None, u
         return mapping
     cold = ids.filter(pl.col("row").is_not_null() & ~pl.col("row").is_in(used.implode())).sort(["now", "hash"])
     most = min(wanting.height, cold.height)
-    # One column falls and the other rises, so these are the first ones.
+    # One column falls and the other rises, so the pairs that change places come first.
     count = int((wanting["now"].head(most) > cold["now"].head(most)).sum())
     if not count:
         return mapping
@@ -176,7 +178,7 @@ def _replaced(mapping: FittedMapping, feature: MappedFeature, day: int | None, u
 
 # Share of a table's rows that belong to one id each.
 PRIVATE_SHARE = 0.8
-# Share of its rows, at least, for ids that were never seen or too seldom.
+# Least share of its rows for ids that were never seen or too seldom.
 UNSEEN_SHARE = 0.05
 # Train rows that the probe sees.
 SAMPLE_ROWS = 1 << 18
@@ -188,10 +190,10 @@ LEAST_TRUST = 0.5
 
 
 def trust_in(counts: np.ndarray, positives: np.ndarray) -> np.ndarray:
-    """Share of each id's observed effect on the label that is its own and not the luck of ``counts`` rows: [n].
+    """Return the share of each id's observed effect on the label that is its own and not chance: [n].
 
-    An effect seen n times has variance 1 / (n v) by luck alone, v the label's; what the effects of all ids vary more
-    than that is theirs.
+    By chance alone, an effect that was seen n times has variance 1 / (n v), where v is the label's variance. The
+    variance of all ids' effects beyond that is their own.
     """
     rate = positives.sum() / max(counts.sum(), 1)
     variance = max(rate * (1 - rate), 1e-6)
@@ -201,9 +203,9 @@ def trust_in(counts: np.ndarray, positives: np.ndarray) -> np.ndarray:
 
 
 def shared_rows(feature: MappedFeature, counts: pl.DataFrame, probed: pl.DataFrame) -> FittedMapping:
-    """Who shares which row of ``feature``'s table; ``counts``: hash, id and count of its ids; ``probed``: of ``probe``.
+    """Choose which ids share a row of a table; ``counts``: hash, id and count of its ids; ``probed``: from ``probe``.
 
-    An id that the probe has not seen has no weight and no trust.
+    An id that the probe has not seen has no weights and no trust.
     """
     table = _ranked(counts)
     usable = feature.rows - RESERVED_ROWS
@@ -235,7 +237,7 @@ def shared_rows(feature: MappedFeature, counts: pl.DataFrame, probed: pl.DataFra
 
 
 def cells(points: np.ndarray, weights: np.ndarray, count: int) -> np.ndarray:
-    """Cell, 0 to at most ``count`` - 1, of each of ``points`` [n, d]: a k-d tree, cut at weighted medians."""
+    """Return the cell, 0 to at most ``count`` - 1, of each of ``points`` [n, d]: a k-d tree cut at weighted medians."""
     cell = np.zeros(len(points), np.int64)
     open_cells = [(np.arange(len(points)), count)]
     number = 0
@@ -257,9 +259,9 @@ def cells(points: np.ndarray, weights: np.ndarray, count: int) -> np.ndarray:
 
 
 def probe(day: FittingDay) -> dict[str, pl.DataFrame]:
-    """What a short training on the first SAMPLE_ROWS train rows of ``day`` says of ids, by feature.
+    """Train briefly on the first SAMPLE_ROWS train rows of ``day``, and return what that says about ids, by feature.
 
-    Columns ``hash``, ``trust`` (how much of what is seen of an id is its own, 0 to 1) and the id's 1 + DIMENSIONS
+    Columns ``hash``, ``trust`` (share of an id's observed effect that is its own, 0 to 1) and the id's 1 + DIMENSIONS
     weights.
     """
     sample = _IdRows(day.features, day.sample())
@@ -332,7 +334,7 @@ class _Machine:
         self.table[unique, 1:] -= RATE * total[:, 1:] / np.sqrt(self.sums[unique, 1:])
 
     def probed(self) -> dict[str, pl.DataFrame]:
-        # See `probe`; weights of dimensions are scaled to what they add to a logit.
+        # Returns the result of `probe`; weights of dimensions are scaled to what they add to a logit.
         sample, scaled = self.sample, self.table.copy()
         sums = np.add.reduceat(self.table[sample.ids][:, 1:], sample.starts[:-1])
         scaled[:, 1:] *= np.sqrt((sums**2).mean(axis=0))

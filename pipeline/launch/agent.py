@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 BACKEND = "loopback"
-# Torchrun's own timeout for its static rendezvous.
+# The timeout of torchrun's static rendezvous.
 JOIN_SECONDS = 600
 _LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
 
@@ -31,9 +31,9 @@ def loopback_store() -> TCPStore:
     """Serve a store of torch on a port of the loopback, where ranks of one machine meet."""
     from torch.distributed import TCPStore
 
-    # A store listens on all interfaces, whatever address it is given, and asks nobody who they are. This one is handed
-    # a socket that is bound to the loopback, and holds its port from the start: no other program can take it. It does
-    # not wait for workers, because ranks are started later, when its port is known.
+    # A store listens on all interfaces, whatever address it is given, and does not authenticate its clients. So pass a
+    # socket that is bound to the loopback, which holds its port from the start: no other program can take it. Do not
+    # wait for workers, because ranks start only once the port is known.
     listener = socket.create_server((LOOPBACK, 0), backlog=1024)
     port = listener.getsockname()[1]
     return TCPStore(LOOPBACK, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach())
@@ -46,7 +46,7 @@ def loopback_environment() -> dict[str, str]:
 
 @contextmanager
 def local_world(ranks: int) -> Iterator[None]:
-    """Have TorchRec, which asks the environment as torchrun sets it, find ``ranks`` ranks on this host."""
+    """Let TorchRec, which reads torchrun's variables from the environment, find ``ranks`` ranks on this host."""
     before = os.environ.get(_LOCAL_WORLD_SIZE)
     os.environ[_LOCAL_WORLD_SIZE] = str(ranks)
     try:
@@ -71,13 +71,13 @@ def main(arguments: list[str]) -> None:
     def create_handler(parameters: RendezvousParameters) -> RendezvousHandler:
         store = loopback_store()
         handler = LoopbackRendezvous(LOOPBACK, store.port, 0, 1, parameters.run_id, JOIN_SECONDS)
-        # With a store in place, the handler makes none of its own.
+        # A handler that has a store makes none of its own.
         handler._store = store
         return handler
 
     rendezvous_handler_registry.register(BACKEND, create_handler)
     stay_on_loopback()
-    # Without an endpoint, torchrun warns.
+    # Torchrun warns if it gets no endpoint.
     torchrun(["--rdzv-backend", BACKEND, "--rdzv-endpoint", LOOPBACK, "--local-addr", LOOPBACK, *arguments])
 
 

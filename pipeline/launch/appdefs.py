@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from pipeline.config.hardware import HardwareConfig
 
-# What ranks may take to end, over what the stage needs for it.
+# Extra time for ranks to end, beyond what the stage needs for it.
 MARGIN_SECONDS = 5
 _ONE_HOST, _SEVERAL_HOSTS = ["-m", "pipeline.launch.agent"], ["-m", "torch.distributed.run"]
 # Torchrun's variable, and its value without ``--role``.
@@ -32,12 +32,12 @@ _ROLE_NAME, _DEFAULT_ROLE = "ROLE_NAME", "default"
 
 
 def distributed(name: str) -> bool:
-    """Whether what is called ``name`` runs on all ranks: some stages do, the launcher's pod does not."""
+    """Return whether the stage or pod ``name`` runs on all ranks: some stages do, the launcher's pod does not."""
     return any(stage.distributed for stage in STAGES if stage.name == name)
 
 
 def ranks_of(stage: str, config: Config) -> int:
-    """Ranks that ``stage`` runs on here: all of this machine's, or one."""
+    """Return the number of ranks that run ``stage`` here: all of this machine's, or one."""
     return config.machine_ranks if distributed(stage) else 1
 
 
@@ -46,7 +46,7 @@ def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, 
 
     Args:
         config_url: Where the run's resolved configuration lies.
-        columns: Width of the launcher's terminal, 0 where its output is none.
+        columns: Width of the launcher's terminal, 0 if its output is not one.
         launcher: The process whose end ends the ranks, 0 for none.
     """
     from torchx.specs import AppDef, Role
@@ -55,7 +55,8 @@ def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, 
     arguments = _ONE_HOST
     if config.launch.name == "hosts" and hosts > 1:
         arguments = _rendezvous(config, hosts, f"{config.run}-{stage}", config.launch.first_host, [])
-        # Only the first host may serve the rendezvous: torchrun looks at names, and a name may be all hosts' own.
+        # Only the first host may serve the rendezvous. Torchrun would decide by the first host's name, but every
+        # host may take that name for its own.
         is_host = config.launch.host_index == 0
         arguments[-1] += f",is_host={str(is_host).lower()}"
         workers = config.hardware.hosts - config.hardware.embedding_hosts
@@ -63,7 +64,7 @@ def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, 
     timeout = str(seconds_to_end(stage, config))
     arguments = [*arguments, "--shutdown-timeout", timeout, "--nproc-per-node", str(ranks)]
     if ranks > 1:
-        # Errors of all ranks but 0 go to files; see ``stage_logs.py``.
+        # Redirect the errors of all ranks but 0 to files; see ``stage_logs.py``.
         arguments += ["--redirects", ",".join(f"{rank}:2" for rank in range(1, ranks))]
     worker = worker_arguments(stage, config_url, columns=columns, launcher=launcher)
     arguments += ["-m", "pipeline.cli", "worker", *worker]
@@ -71,7 +72,7 @@ def stage_app(stage: str, config: Config, config_url: str, *, columns: int = 0, 
         name=stage,
         image="",
         entrypoint=sys.executable,
-        # TorchX substitutes ${macros} in arguments; a literal dollar is written twice.
+        # TorchX substitutes ${macros} in arguments, so a literal dollar is written twice.
         args=[argument.replace("$", "$$") for argument in arguments],
         env=rank_environment(stage, config),
     )
@@ -90,12 +91,12 @@ def rank_environment(stage: str, config: Config) -> dict[str, str]:
 
 
 def hosts_of(stage: str, config: Config) -> int:
-    """Pods that ``stage`` runs in on a cluster: one a host, or one."""
+    """Return the number of pods that run ``stage`` on a cluster: one per host, or one."""
     return config.hardware.hosts if distributed(stage) else 1
 
 
 def roles_of(stage: str, config: Config) -> dict[str, int]:
-    """Return hosts of ``stage`` by torchrun's role: the stage's name, and ``EMBEDDING`` where there are such hosts."""
+    """Return hosts of ``stage`` by torchrun's role: the stage's name, and ``EMBEDDING`` if there are such hosts."""
     hosts = hosts_of(stage, config)
     embedding_hosts = config.hardware.embedding_hosts
     if not embedding_hosts or not distributed(stage):
@@ -119,7 +120,7 @@ def place_of_role(hardware: HardwareConfig, rank: int) -> int:
     from torch.distributed import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    # The store of torchrun's agents is there before the ranks have a process group.
+    # The store of torchrun's agents exists before the ranks have a process group.
     agents_store, _, world = next(rendezvous("env://"))
     store = PrefixStore("nightjar/roles", agents_store)
     store.set(str(rank), role)
@@ -142,7 +143,7 @@ def pods_app(stage: str, config: Config, config_url: str, name: str) -> AppDef:
     """Build the AppDef of one stage in pods of a cluster, a replica for each host.
 
     Args:
-        name: Of the job, under which the pods meet.
+        name: The job's name, under which the pods meet.
     """
     from torchx.specs import AppDef, Role, macros
 
@@ -169,14 +170,15 @@ def pod_command(stage: str, config: Config, config_url: str, name: str, role: st
     """Return the command of every pod of ``stage``; Kubernetes fills in ``$(FIRST_POD)`` and ``$(POD_IP)``.
 
     Args:
-        role: Of the pod, where there are several (``roles_of``).
+        role: The pod's role, if there are several (``roles_of``).
     """
     hosts = hosts_of(stage, config)
     ranks = ranks_of(stage, config) // hosts
     arguments = _ONE_HOST
     if hosts > 1:
         arguments = _rendezvous(config, hosts, name, "$(FIRST_POD)", ["--local-addr", "$(POD_IP)"])
-    # No restarts by torchrun, which would restart after any error: the chain decides which errors are worth a retry.
+    # Let torchrun restart nothing, since it would restart after any error: the chain decides which errors are worth a
+    # retry.
     timeout = str(seconds_to_end(stage, config))
     arguments = [*arguments, "--max-restarts", "0", "--shutdown-timeout", timeout, "--nproc-per-node", str(ranks)]
     if ranks > 1:
@@ -188,7 +190,7 @@ def pod_command(stage: str, config: Config, config_url: str, name: str, role: st
 
 
 def _rendezvous(config: Config, hosts: int, name: str, first_host: str, options: list[str]) -> list[str]:
-    # Whole seconds: torchrun parses them as integers.
+    # Round to whole seconds, because torchrun parses integers.
     seconds = math.ceil(60 * config.launch.rendezvous_minutes)
     arguments = ["--nnodes", str(hosts), "--rdzv-id", name, "--rdzv-backend", "c10d", *options]
     endpoint = ["--rdzv-endpoint", f"{first_host}:{config.launch.port}"]
@@ -218,5 +220,5 @@ def _threads(stage: str, config: Config, threads: int) -> dict[str, str]:
 
 
 def seconds_to_end(stage: str, config: Config) -> int:
-    """Return how long ranks that are told to end may take."""
+    """Return how long ranks may take to end after a signal."""
     return math.ceil(STAGES.get(stage).seconds_to_end(config)) + MARGIN_SECONDS

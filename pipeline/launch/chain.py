@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 def _size_problem(store: Store, artifact: Artifact) -> str:
-    """Describe the first file of ``artifact`` that is missing or of another size; "" where there is none.
+    """Describe the first file of ``artifact`` that is missing or of another size; "" if there is none.
 
     No checksums are read, so this is cheap.
     """
@@ -81,11 +81,11 @@ def _final_problem(store: Store, artifact: Artifact) -> str:
         try:
             checkpoint = store.get(member.checkpoint, "train")
             problem = _size_problem(store, checkpoint)
-            # From the newest parent back to the baseline, which is as far as a restore reads.
+            # Check from the newest parent back to the baseline, which is as far as a restore reads.
             for parent in reversed(checkpoint.summary.get("parents", ())):
                 below = store.get(f"{directory}/{parent}", "train")
                 problem = problem or _size_problem(store, below)
-                # A baseline holds all that lies before it.
+                # A baseline needs no earlier checkpoints.
                 if not below.summary.get("parents"):
                     break
         except ArtifactError as error:
@@ -96,7 +96,7 @@ def _final_problem(store: Store, artifact: Artifact) -> str:
 
 
 class StageError(Exception):
-    """A launched stage died without an error of the family; ``report`` is what a rank said, if any."""
+    """A launched stage died without a known error; ``report`` is what a rank reported, if any."""
 
     def __init__(self, message: str, report: Report | None, log: str) -> None:
         super().__init__(message)
@@ -104,7 +104,7 @@ class StageError(Exception):
 
     @property
     def exit_code(self) -> int:
-        """1 for a fault that a rank reported; a rank that is gone without a word was ended from outside."""
+        """1 for a fault that a rank reported; a rank that is gone without a report was ended from outside."""
         reported = self.report is not None and self.report.status == "failed"
         return UNEXPECTED if reported else LaunchError.exit_code
 
@@ -126,11 +126,11 @@ class StageChain:
     """One run's steps over a store.
 
     Args:
-        run_inline: Does a stage in this process; the others are submitted to the scheduler.
+        run_inline: Runs a stage in this process; the others are submitted to the scheduler.
         write: Takes the output of launched stages as it comes.
-        remake: Returns the steps of the run on other hosts, written down for the ranks; None: it keeps its hosts.
-        discard: Removes what a forced step made, and returns the step as it is to run then.
-        columns: The terminal's width, 0 where there is none.
+        remake: Returns the steps of the run on other hosts, and writes them for the ranks; None: the hosts are fixed.
+        discard: Removes what a forced step made, and returns the step to run instead.
+        columns: The terminal's width, 0 if there is none.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class StageChain:
         self.config, self.store, self.run_inline, self.write = config, store, run_inline, write
         self.remake, self.discard, self.columns, self.clock = remake, discard, columns, clock
         self.run_name = str(config.run)
-        # How the number of hosts has changed so far. A change replaces ``config`` and ``all``, but neither the selected
+        # The changes of the number of hosts so far. A change replaces ``config`` and ``all``, but neither the selected
         # stages nor those that are done.
         self.shrunk: list[Shrunk] = []
         self.grown: list[Grown] = []
@@ -168,7 +168,7 @@ class StageChain:
         path = f"{run_directory(self.run_name)}/result.json"
         try:
             with handled():
-                # Should this launcher be killed, nobody may take an earlier outcome for its own.
+                # If this launcher is killed, an earlier outcome must not be taken for its own.
                 if self.store.exists(path):
                     self.store.fs.rm(self.store.full(path))
                 if self.config.launch.name == "local" and any(distributed(step.name) for step in self.selected):
@@ -179,14 +179,14 @@ class StageChain:
                 if any(step.name not in self.config.launch.inline for step in ahead):
                     self._scheduler().expect(ahead)
                 for step in self.selected:
-                    # Steps before this one may have changed the hosts, and with them the steps.
+                    # Earlier steps may have changed the hosts, and with them the steps.
                     self._run_step(self.all[step.name])
-                # A version that the gate held ends the run here, with exit code 6: all artifacts are committed.
+                # A version that the gate held ends the run here with exit code 6, after all artifacts are committed.
                 for name, artifact in self.artifacts.items():
                     STAGES.get(name).accept(artifact)
         except BaseException as error:
             known = explained(error)
-            # Once the lease is lost, the run's records are another launcher's.
+            # Once the lease is lost, the run's records belong to another launcher.
             if not isinstance(error, LostLeaseError):
                 # A full disk must not hide the first error.
                 with contextlib.suppress(Exception):
@@ -206,7 +206,7 @@ class StageChain:
         from pipeline.config.compose import config_hash
 
         result = assemble(self.run_name, self.outcomes, self.artifacts, error, self.shrunk, self.grown)
-        # On other hosts than those that it was made for, a prediction says nothing.
+        # A prediction does not apply to other hosts than those that it was made for.
         if self.shrunk or self.grown:
             return result
 
@@ -220,10 +220,10 @@ class StageChain:
         return replace(result, prediction=part)
 
     def _find_upstream(self) -> None:
-        """Find what selected stages read and this run does not make; ArtifactError where it is not committed."""
+        """Find what selected stages read and this run does not make; ArtifactError if it is not committed."""
         made = {step.name for step in self.selected}
         wanted = [name for step in self.selected for name in step.inputs]
-        # The list grows meanwhile: what these artifacts were made from is a part of the result, too, if it is there.
+        # The list grows during the loop: the result also names what these artifacts were made from, if it exists.
         for name in wanted:
             if name in made or name in self.outcomes:
                 continue
@@ -243,8 +243,8 @@ class StageChain:
             if committed is None:
                 self._make(step)
                 return
-            # A training that has lost its last checkpoint resumes from an earlier one. For any other artifact, the user
-            # decides whether to make it again or to restore a backup.
+            # A training that lost its last checkpoint resumes from an earlier one. For other artifacts, the user
+            # decides whether to make them again or to restore a backup.
             if problem := _final_problem(self.store, committed):
                 log.warning("%-10s again, from the newest whole checkpoint: %s", step.name, problem)
                 self._make(step)
@@ -262,11 +262,11 @@ class StageChain:
         began, started = time.monotonic(), time.time()
         attempts: list[StageAttempt] = []
         try:
-            # A scheduler may take an inline stage: then the launcher imports no torch for it.
+            # A scheduler may take an inline stage, so that the launcher imports no torch for it.
             if step.name in launch.inline and not (self._runner is not None and self._runner.takes(step.name)):
                 with deadline(step.name, launch.deadline_minutes):
                     artifact = self.run_inline(step)
-                # None is for ranks other than 0.
+                # Only ranks other than 0 return None.
                 assert artifact is not None
             else:
                 artifact = self._launched(step, attempts)
@@ -284,9 +284,9 @@ class StageChain:
         self.outcomes[step.name] = stage_outcome("skipped", 0.0, artifact.path, time.time())
 
     def _discard(self, step: Step) -> Step:
-        """Remove what ``step`` made; return the step as it is to run, which the ranks read."""
+        """Remove what ``step`` made; return the step to run now, which the ranks read."""
         if self.config.launch.name != "local" and step.name not in self.config.launch.inline:
-            # A job of an earlier launcher would write on into what is removed.
+            # A job of an earlier launcher would continue to write into the removed folders.
             former = self._scheduler().find(step)
             if former is not None:
                 former.stop(seconds_to_end(step.name, self.config))
@@ -306,10 +306,10 @@ class StageChain:
         A try that committed a checkpoint does not count: nodes that may be taken away at any time end many of them. One
         attempt stays one, whatever it committed. Every try is added to ``attempts``.
         """
-        # A change of the number of hosts is no failure, and does not use up an attempt.
+        # Changing the number of hosts is not a failure, and does not use up an attempt.
         attempt, allowed = 1, self.config.launch.attempts
         while True:
-            # Looked up before the try, to tell afterwards whether it made progress.
+            # Look this up before the try, to tell afterwards whether it made progress.
             before = self._reached(step)
             try:
                 with _recorded(attempts):
@@ -330,8 +330,8 @@ class StageChain:
                 log.warning("%-10s %s; %sattempt %d of %d", step.name, fault.message, since, attempt, allowed)
 
     def _reached(self, step: Step) -> str | None:
-        """Return the newest committed checkpoint of ``step``; "" where there is none, None where the store fails."""
-        # Names are step numbers of a fixed number of digits, so the last name is the newest.
+        """Return the newest committed checkpoint of ``step``; "" if there is none, None if the store fails."""
+        # Names are step numbers with a fixed number of digits, so the last name is the newest.
         with contextlib.suppress(NightjarError, OSError):
             for directory in step.scratch:
                 for name in sorted(self.store.names(directory), reverse=True):
@@ -358,8 +358,8 @@ class StageChain:
         log.info("%-10s there is room for more hosts: going on with %d in place of %d", step.name, hosts, before)
         try:
             step = self._on_other_hosts(step, config)
-        # Towers have their own numbers of hosts, so planning for these may raise ConfigError. Unlike in ``_shrink`` it
-        # does not end the run, because the former hosts are still there.
+        # Towers have their own numbers of hosts, so planning for them may raise ConfigError. This does not end the run,
+        # unlike in ``_shrink``, because the former hosts are still there.
         except (PlanError, ConfigError) as error:
             log.warning("%-10s goes on with %d hosts, and asks for no more: %s", step.name, before, error.message)
             self.most_hosts = before
@@ -384,12 +384,12 @@ class StageChain:
         return self.all[step.name]
 
     def _growth(self, step: Step) -> Growth | None:
-        """Watch for room for the hosts that ``step`` gave up; None where it has all, or no checkpoints."""
+        """Watch for room for the hosts that ``step`` gave up; None if it has all, or no checkpoints."""
         launch, missing = self.config.launch, self.most_hosts - self.config.hardware.hosts
         if not (launch.grow and missing and step.scratch and distributed(step.name)):
             return None
-        # The wait doubles each time that the run has to shrink again: every change of hosts costs a new plan and new
-        # processes, and on a full cluster it would not last.
+        # The wait doubles each time the run has to shrink again: every change of hosts costs a new plan and new
+        # processes, and more hosts would not last on a full cluster.
         minutes = launch.grow_minutes * 2 ** max(0, len(self.shrunk) - 1)
         patience = launch.shrink_after_minutes
         return Growth(self._scheduler(), step, missing, minutes, patience, lambda: self._reached(step), self.clock)
@@ -400,7 +400,7 @@ class StageChain:
         return self._runner
 
     def _attempt(self, step: Step) -> Artifact:
-        """Follow the job of an earlier launcher, or submit one, to its end; StageError where that is an unclear one."""
+        """Follow the job of an earlier launcher, or submit one, to its end; StageError if that is an unclear one."""
         runner = self._scheduler()
         job = runner.find(step)
         if job is None:
@@ -411,13 +411,13 @@ class StageChain:
             state = self._follow(step, job, growth)
         except MoreRoomError:
             job.cancel()
-            # The stage may have been about to end.
+            # The stage may have ended before the job was cancelled.
             if (artifact := self.store.find(step.path)) is not None:
                 return artifact
             raise
         except Interrupted as stop:
-            # Ctrl-C is meant to end the stage. Other signals mean that the launcher's node is drained: the job goes on,
-            # and the next launcher attaches to it.
+            # Ctrl-C means that the stage should end. Other signals mean that the launcher's node is drained: the job
+            # goes on, and the next launcher attaches to it.
             if runner.outlasts and stop.number != signal.SIGINT:
                 raise Interrupted(stop.number, f"job {job.name} goes on") from stop
             self._end(step, job, stop)
@@ -427,7 +427,7 @@ class StageChain:
             job.cancel()
             raise
         except BaseException:
-            # Of the launcher, its output or the control plane: it says nothing about the stage.
+            # The error is the launcher's, its output's or the control plane's, and says nothing about the stage.
             if not runner.outlasts:
                 job.cancel()
             raise
@@ -459,14 +459,14 @@ class StageChain:
         """Pass the stage's output on until it ends; returns its last state.
 
         Raises:
-            GivenUpError: At the deadline, which the time in a queue does not bring nearer.
+            GivenUpError: The deadline has passed; time in a queue does not count.
             MoreRoomError: The stage ended to go on with more hosts.
         """
         minutes = self.config.launch.deadline_minutes
         now = self.clock.monotonic()
         last = now + 60 * minutes
         while True:
-            # The state comes before the output: what was written by then is passed on.
+            # Read the state before the output, so that all output written by then is passed on.
             state = job.state()
             self.write(job.output())
             if state == "lost" and growth is not None and growth.requested:
@@ -476,7 +476,7 @@ class StageChain:
             before, now = now, self.clock.monotonic()
             if state == "queued":
                 last += now - before
-                # The room that is held for more hosts may be what the stage waits for.
+                # The stage may be waiting for the very room that is held for more hosts.
                 if growth is not None:
                     growth.postpone()
             elif growth is not None and (hosts := growth.due()):
@@ -485,7 +485,7 @@ class StageChain:
                     job.stop(seconds_to_end(step.name, self.config))
                 except LaunchError as silent:
                     log.warning("%-10s keeps its hosts for now: %s", step.name, silent.message)
-                    # The answer alone may be lost, and the stage end.
+                    # Only the answer may have been lost, and the stage may end.
                     growth.requested = hosts
                     growth.postpone()
                 else:
@@ -502,13 +502,13 @@ class StageChain:
         text = job.logs()
         report = read_report(self.store, self.run_name, step.name, text)
         known, dead = report.exception() if report else None, job.death(text)
-        # The kernel's counts come first: torchrun only knows the signal, and other ranks only that a peer is silent.
+        # Check the kernel's counts first: torchrun knows only the signal, and other ranks only that a peer is silent.
         if over := exceeded(self.config, self.store, step, os.getpid()):
             return over
         # If a rank was killed, its peers' reports of a lost connection are a consequence, not the cause.
         if known is not None and not (dead and isinstance(known, LaunchError)):
             return known
-        # The store may be full or silent, which may be why the stage failed. The message then names no log.
+        # The store may be full or silent, and the stage may have failed because of it. The message then names no log.
         path = f"{run_directory(self.run_name)}/logs/{step.name}.log"
         log = ""
         with contextlib.suppress(NightjarError, OSError):
@@ -516,7 +516,7 @@ class StageChain:
             log = self.store.url_of(path)
         if dead:
             message = f"the {step.name} stage {state}: {dead}"
-            # What its peers report follows from that.
+            # The reports of its peers follow from that.
             report = None
         elif report is None and never_met(text):
             minutes = self.config.launch.rendezvous_minutes

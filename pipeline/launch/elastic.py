@@ -12,13 +12,13 @@ from pipeline.core.errors import LaunchError
 from pipeline.launch.protocol import GivenUpError, Room, StageRunner
 from pipeline.records.runs import Step
 
-# Between two checks of the room and the checkpoints.
+# Seconds between two checks of the room and the checkpoints.
 CHECK_SECONDS = 2.0
 log = logging.getLogger(__name__)
 
 
 class NoRoomError(GivenUpError):
-    """Pods of a stage find no place. ``running``: how many of its pods have one."""
+    """Pods of a stage find no place. ``running``: the number of its pods that have one."""
 
     def __init__(self, message: str, *, hint: str = "", running: int = 0) -> None:
         super().__init__(message, hint=hint)
@@ -39,7 +39,7 @@ def allowed_pending_minutes(config: Config, hosts: int) -> float:
 
 
 def with_fewer_hosts(config: Config, running: int) -> Config | None:
-    """Return ``config`` for as many hosts as have room, at least one less; None where there would be too few.
+    """Return ``config`` for as many hosts as have room, at least one less; None if there would be too few.
 
     Checkpoints hold rows, not shards, and the batches do not depend on the ranks; so what is left to do is another
     plan. A job keeps its size: a smaller one takes its place, and every time there are fewer hosts, so this ends.
@@ -48,11 +48,11 @@ def with_fewer_hosts(config: Config, running: int) -> Config | None:
         running: Pods that have a place.
     """
     most = config.hardware.hosts - 1
-    # Gang scheduling starts all or none: where no pod has a place, one host less is tried.
+    # Gang scheduling starts all pods or none. If no pod has a place, try one host less.
     hosts = max(min(running or most, most), fewest_hosts(config))
     if hosts > most:
         return None
-    # What ``force`` throws away is thrown away; the run goes on from the checkpoints since.
+    # ``force`` has discarded what it should, so the run now resumes from its own checkpoints.
     return replace(config, hardware=replace(config.hardware, hosts=hosts), force=False)
 
 
@@ -63,7 +63,7 @@ def with_more_hosts(config: Config, more: int) -> Config:
 
 
 class MoreRoomError(Exception):
-    """A stage has ended to go on with ``hosts`` more hosts."""
+    """A stage has ended in order to go on with ``hosts`` more hosts."""
 
     def __init__(self, hosts: int) -> None:
         super().__init__(f"room for {hosts} more hosts")
@@ -73,18 +73,18 @@ class MoreRoomError(Exception):
 class Growth:
     """Watches for room for hosts that a stage gave up (``launch.grow``).
 
-    The scheduler takes the room for it, so that nobody else does and a node group grows for it. Once there is some and
-    training has committed another checkpoint, the stage is told to end as on a node that is drained, and goes on from
-    its newest checkpoint by a plan for more hosts. If they find no place after all, the run shrinks again.
+    The scheduler holds the room for it, so that nobody else takes it and a node group grows for it. Once there is room
+    and training has committed another checkpoint, the stage ends as on a node that is drained, and resumes from its
+    newest checkpoint by a plan for more hosts. If they find no place after all, the run shrinks again.
 
     Args:
-        missing: How many hosts.
-        minutes: Before it asks for room.
-        patience: Minutes that it waits for the rest where there is room for some.
-        reached: Returns the newest checkpoint, None where the store does not say.
+        missing: The number of hosts that the stage gave up.
+        minutes: How long to wait before asking for room.
+        patience: Minutes to wait for the rest if there is room for some.
+        reached: Returns the newest checkpoint, None if the store does not answer.
 
     Attributes:
-        requested: For how many more hosts the stage was to end, in a request whose answer is lost.
+        requested: How many more hosts the stage was to end for, in a request whose answer is lost.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class Growth:
             return 0
 
     def _due(self) -> int:
-        # A stage that has committed no checkpoint yet may itself wait for room, which nothing is to take from it.
+        # A stage without a new checkpoint may itself still wait for room, which must not be taken from it.
         if not self._has_progress:
             now = self.reached()
             self._has_progress = _moved(self._first_checkpoint, now)
@@ -142,7 +142,7 @@ class Growth:
             self._room = self.runner.room(self.step, self.missing)
             log.info("%-10s asks for room for %d more hosts", self.step.name, self.missing)
         hosts = self._room.hosts()
-        # The room was taken away, or held for long enough.
+        # The room was taken away, or has been held for long enough.
         if hosts is None:
             self.postpone()
         # Room must last without a break, so the wait starts over when it is gone.
@@ -162,5 +162,5 @@ class Growth:
 
 
 def _moved(before: str | None, now: str | None) -> bool:
-    # None: the store does not say, which is no progress.
+    # None means that the store did not answer, which is not progress.
     return before is not None and now is not None and now != before

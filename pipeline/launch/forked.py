@@ -21,7 +21,7 @@ POLL_SECONDS = 0.02
 
 
 def start_server(command: list[str], environment: Mapping[str, str], log: BinaryIO) -> subprocess.Popen[bytes]:
-    """Start ``command`` in a session of its own: pipes at its standard input and output, errors in ``log``."""
+    """Start ``command`` in a new process group: pipes as standard input and output, errors in ``log``."""
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=environment, start_new_session=True
     )
@@ -31,8 +31,8 @@ class ForkServer:
     """The process of ``forkserver.py``.
 
     Args:
-        modules: What it imports.
-        environment: Its variables while it does.
+        modules: The modules that it imports.
+        environment: Its variables during the imports.
         command: The internal command that its ranks run.
     """
 
@@ -40,7 +40,7 @@ class ForkServer:
         self, modules: Sequence[str], environment: Mapping[str, str], directory: Path, command: str = "worker"
     ) -> None:
         words = [sys.executable, "-m", "pipeline.cli", "fork-server", "--ranks", command, *level_arguments(), *modules]
-        # Its errors go to a file, because a pipe that nobody reads would fill up and block it.
+        # The server's errors go to a file, because a pipe that nobody reads would fill up and block it.
         directory.mkdir(parents=True, exist_ok=True)
         with (directory / "fork-server.log").open("wb") as log:
             self._process = start_server(words, {**os.environ, **environment}, log)
@@ -50,13 +50,13 @@ class ForkServer:
         self._received, self._ranks = b"", 0
 
     def lives(self) -> bool:
-        """Whether it can fork."""
+        """Return whether the server can fork."""
         return self._process.poll() is None
 
     def fork(self, request: Request) -> None:
         """Ask for the processes of ``request``; ``processes`` and ``codes`` tell how they go."""
         self._received, self._ranks = b"", len(request.stderr)
-        # BrokenPipeError: the server is gone, as ``codes`` says.
+        # BrokenPipeError means that the server is gone, which ``codes`` reports.
         with contextlib.suppress(BrokenPipeError):
             self._requests.write(request.line().encode())
             self._requests.flush()
@@ -75,7 +75,7 @@ class ForkServer:
 
     def codes(self) -> dict[int, int]:
         """Return exit codes of the ranks that have ended, in the order of their ends; LaunchError as ``processes``."""
-        # Before the read: what the server wrote until then is read.
+        # Check this before the read, so that everything that the server wrote is read.
         gone = not self.lives()
         codes: dict[int, int] = {}
         for line in self._lines()[self._ranks :]:
@@ -88,7 +88,7 @@ class ForkServer:
         return codes
 
     def _lines(self) -> list[str]:
-        # The pipe is non-blocking: meanwhile the launcher has output to pass on and deadlines to keep.
+        # The pipe is non-blocking, because the launcher has output to pass on and deadlines to keep.
         with contextlib.suppress(BlockingIOError):
             while not self._answers.closed and (data := os.read(self._answers.fileno(), 1 << 10)):
                 self._received += data
@@ -114,8 +114,8 @@ class ForkedJob(LoggedJob):
     """A stage's ranks, forked by ``server``.
 
     Args:
-        directory: Of all logs.
-        name: Of the app in it.
+        directory: The folder of all logs.
+        name: The app's folder in it.
         seconds: How long the other ranks may take to end once one has failed.
     """
 
@@ -130,7 +130,7 @@ class ForkedJob(LoggedJob):
         seconds: float,
         clock: Clock = CLOCK,
     ) -> None:
-        # The layout of TorchX's local scheduler, so that ``LoggedJob`` finds the logs of both.
+        # Use the folders of TorchX's local scheduler, so that ``LoggedJob`` finds the logs of both.
         folders = [directory / "nightjar" / name / str(rank) for rank in range(ranks)]
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +161,7 @@ class ForkedJob(LoggedJob):
         with contextlib.suppress(LaunchError):
             text = ""
             for rank, code in self._server.codes().items():
-                # In torchrun's words, as ``stage_logs`` reads them.
+                # Use torchrun's wording, which ``stage_logs`` parses.
                 if code:
                     text += f"\n  rank      : {rank} (local_rank: {rank})\n  exitcode  : {code}\n"
             return super().logs() + text
@@ -177,7 +177,7 @@ class ForkedJob(LoggedJob):
 
     def cancel(self) -> None:
         """Kill the ranks and what they started."""
-        # LaunchError: there are none.
+        # LaunchError means that there are no ranks.
         with contextlib.suppress(LaunchError):
             self._signal(signal.SIGKILL)
             while self.state() == "running":
@@ -185,11 +185,11 @@ class ForkedJob(LoggedJob):
 
     def _signal(self, number: int) -> None:
         processes, ended = self._server.processes(), self._server.codes()
-        # Ranks that are not there yet never come.
+        # Ranks that have not started yet never will.
         if not processes:
             self._server.close()
         for rank, process in enumerate(processes):
-            # Signal the rank's whole process group, but no rank that has ended: its number may be reused by now.
+            # Signal the rank's whole process group, but skip ranks that have ended: their numbers may be reused by now.
             if rank not in ended:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process, number)

@@ -29,17 +29,17 @@ from typing import NoReturn, TextIO
 from pipeline.launch.agent import LOOPBACK, loopback_environment, loopback_store
 from pipeline.launch.signals import ENDING
 
-# What ps and top call a forked rank, with its number where there are several, and the process where ranks meet.
+# Names in ps and top: a forked rank, with its number if there are several, and the process where ranks meet.
 RANK = "nightjar-rank"
 MEETING = "nightjar-store"
-# Begins the answer to a request whose ranks the machine does not start.
+# The answer to a request begins with this word if the machine cannot start the ranks.
 REFUSED = "refused"
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 @dataclass(frozen=True)
 class Request:
-    """Ranks to fork. ``arguments``: of the command that they run; ``environment``: variables of all ranks.
+    """Ranks to fork. ``arguments``: those of their command; ``environment``: variables of all ranks.
 
     ``stdout``: the file that all of them write to; ``stderr``: each rank's own file. ``meet``: they form a group.
     """
@@ -51,11 +51,11 @@ class Request:
     meet: bool = True
 
     def line(self) -> str:
-        """As the launcher writes it, which ``Request(**json.loads(line))`` reads."""
+        """Return the launcher's line, which ``Request(**json.loads(line))`` reads."""
         return f"{json.dumps(asdict(self))}\n"
 
 
-# Takes a request, a rank and its variables.
+# Turns the forked process into a rank, given the request, the rank and its variables.
 Become = Callable[[Request, int, dict[str, str]], NoReturn]
 
 
@@ -65,9 +65,10 @@ def serve(modules: Sequence[str], run: Callable[[list[str]], int]) -> int:
     ``run`` takes the arguments of a request in each forked process, and returns its exit code.
     """
     end_with_parent()
-    # A signal for all processes of a session or a container is the ranks' business: they may save a checkpoint.
+    # Ignore signals that go to all processes of a process group or a container: the ranks handle them, and may save a
+    # checkpoint.
     former = {number: signal.signal(number, signal.SIG_IGN) for number in ENDING}
-    # Standard input and output are for the launcher alone: what an import prints goes to standard error.
+    # Standard input and output belong to the launcher, so what an import prints goes to standard error.
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     import_for_good(modules)
@@ -87,7 +88,8 @@ def serve(modules: Sequence[str], run: Callable[[list[str]], int]) -> int:
             with _meeting(len(request.stderr), request.meet) as variables:
                 _report(_fork(request, variables, become), answers)
         except OSError as error:
-            # No process could be made, or there is no memory. The server goes on: the next attempt may succeed.
+            # No process could be started, or there is no memory. The server goes on, since the next attempt may
+            # succeed.
             _answer(answers, f"{REFUSED} {error}")
     return 0
 
@@ -98,13 +100,13 @@ def _answer(answers: TextIO, line: str) -> None:
 
 
 def _fork(request: Request, variables: Sequence[dict[str, str]], become: Become) -> list[int]:
-    """Fork the processes of all ranks; OSError where one could not be forked, and then there is none."""
+    """Fork the processes of all ranks; OSError if one could not be forked, and then all are killed."""
     processes: list[int] = []
     try:
         for rank, of_rank in enumerate(variables):
             process = os.fork()
             if not process:
-                # The forked process never goes back to what the server does, whatever happens.
+                # The forked process must never return to the server's loop, whatever happens.
                 try:
                     become(request, rank, of_rank)
                 except BaseException:
@@ -112,7 +114,7 @@ def _fork(request: Request, variables: Sequence[dict[str, str]], become: Become)
                     sys.stderr.flush()
                 finally:
                     os._exit(1)
-            # The rank did so already, or has ended.
+            # The rank may have set its process group already, or may have ended.
             with contextlib.suppress(PermissionError, ProcessLookupError):
                 os.setpgid(process, process)
             processes.append(process)
@@ -125,10 +127,10 @@ def _fork(request: Request, variables: Sequence[dict[str, str]], become: Become)
 
 def _report(processes: Sequence[int], answers: TextIO) -> None:
     """Answer with ``processes``, and with each rank and its exit code as it ends."""
-    # All processes before the first exit code, because the launcher tells the two apart by counting lines.
+    # Answer with all processes before the first exit code, because the launcher tells the two apart by counting lines.
     for process in processes:
         _answer(answers, str(process))
-    # ``os.wait`` also returns the process that keeps the store, which is no rank.
+    # ``os.wait`` also returns the process that keeps the store, which is not a rank.
     ranks = {process: rank for rank, process in enumerate(processes)}
     while ranks:
         process, status = os.wait()
@@ -140,7 +142,7 @@ def _report(processes: Sequence[int], answers: TextIO) -> None:
 def _meeting(ranks: int, meet: bool) -> Iterator[list[dict[str, str]]]:
     """Yield the variables that torchrun would give to each of ``ranks``; none for those that do not ``meet``.
 
-    They name a store in a process of its own, which holds its port from the start: no other program can take it.
+    They name a store in a separate process, which holds its port from the start: no other program can take it.
     """
     if ranks == 1 or not meet:
         yield [{}] * ranks
@@ -149,14 +151,14 @@ def _meeting(ranks: int, meet: bool) -> Iterator[list[dict[str, str]]]:
     keeper = os.fork()
     if not keeper:
         _keep_store(sink)
-    # Otherwise the read below would never end if the keeper died without writing.
+    # Without closing this end, the read below would never end if the keeper died without writing.
     os.close(sink)
     try:
         with os.fdopen(source) as lines:
             port = lines.readline().strip()
         if not port:
             raise OSError("the process where the ranks meet ended")
-        # Torchrun's contract with ``init_process_group``; gloo and NCCL listen on the loopback.
+        # These are torchrun's variables for ``init_process_group``; gloo and NCCL listen on the loopback.
         shared = {
             **loopback_environment(),
             "WORLD_SIZE": str(ranks),
@@ -178,8 +180,8 @@ def _meeting(ranks: int, meet: bool) -> Iterator[list[dict[str, str]]]:
 
 
 def _keep_store(sink: int) -> NoReturn:
-    """Be the process that keeps the ranks' store; write its port as a line to ``sink``."""
-    # Signals stay ignored, as in the server: ranks that save a last checkpoint still need the store.
+    """Run the process that keeps the ranks' store; write its port as a line to ``sink``."""
+    # Keep ignoring signals, as the server does: ranks that save a last checkpoint still need the store.
     end_with_parent()
     _prctl(_PR_SET_NAME, MEETING.encode())
     try:
@@ -193,7 +195,7 @@ def _keep_store(sink: int) -> NoReturn:
 
 
 def _kill(process: int) -> None:
-    # ChildProcessError: ``_report`` has met its end, and another program may have its number.
+    # ChildProcessError means that ``_report`` has reaped it, and another program may have its number.
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         os.kill(process, signal.SIGKILL)
@@ -202,12 +204,12 @@ def _kill(process: int) -> None:
 
 def import_for_good(modules: Sequence[str]) -> None:
     """Import ``modules``, which the garbage collector does not look at, now or later."""
-    # It would run a hundred times meanwhile, a quarter of the time that torch takes. Forked ranks share these objects'
-    # pages until they change one, and a collection would change all of them.
+    # The collector would run a hundred times during the imports, which takes a quarter of torch's import time. Forked
+    # ranks share the pages of these objects until they change one, and a collection would change all of them.
     gc.disable()
     try:
         for module in modules:
-            # A rank that needs it meets the same error, and reports it.
+            # A rank that needs the module meets the same error and reports it.
             with contextlib.suppress(Exception):
                 import_module(module)
     finally:
@@ -226,7 +228,7 @@ def end(code: int) -> NoReturn:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends."""
+    """Make the kernel kill this process when its parent ends."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -249,7 +251,7 @@ def _become_rank(request: Request, rank: int, variables: dict[str, str]) -> None
         os.dup2(file, number)
         os.close(file)
     os.environ.update(request.environment, **variables)
-    # OpenMP looked at its variable when the server imported torch.
+    # OpenMP has read its variable already, when the server imported torch.
     threads, torch = int(request.environment.get("OMP_NUM_THREADS", "0")), sys.modules.get("torch")
     if threads and torch is not None and torch.get_num_threads() != threads:
         torch.set_num_threads(threads)

@@ -24,14 +24,14 @@ from pipeline.records.runs import Step, run_directory
 from pipeline.specs import STAGES
 from pipeline.store.artifacts import Store
 
-# Ranks that one machine acts several hosts with.
+# The most ranks with which one machine acts as several hosts.
 MOST_RANKS = 16
 
 
 def scheduler(config: Config, columns: int = 0) -> StageRunner:
-    """Make the scheduler of ``config.launch``; LaunchError where there are no credentials for its cluster.
+    """Make the scheduler of ``config.launch``; LaunchError if there are no credentials for its cluster.
 
-    ``columns``: the terminal's width, 0 where there is none.
+    ``columns``: the terminal's width, 0 if there is none.
     """
     launcher = launcher_of(config)
     return LocalStages(config, columns) if launcher is None else launcher.runner(config)
@@ -54,7 +54,7 @@ def require_one_machine(config: Config) -> None:
             hint="hardware.hosts=1, or only plan for it: stages=[ingest,plan]",
         )
     kinds = {*config.plan.sharding_types, *(pin.sharding for pin in config.plan.tables.values())}
-    # Towers and embedding hosts take no such table.
+    # Towers and embedding hosts have no such tables.
     flat = config.partition.name == "flat" and not hardware.embedding_hosts
     if flat and "table_row_wise" in kinds:
         raise ConfigError(
@@ -65,10 +65,10 @@ def require_one_machine(config: Config) -> None:
 
 
 class LocalStages:
-    """Children of this process, which end with it: CPU ranks are forked, all others started by TorchX.
+    """Runs stages as children of this process, which end with it: CPU ranks are forked, all others started by TorchX.
 
     Args:
-        columns: The terminal's width, 0 where there is none.
+        columns: The terminal's width, 0 if there is none.
     """
 
     outlasts = False
@@ -82,13 +82,13 @@ class LocalStages:
         self._forks = 0
 
     def expect(self, steps: Sequence[Step]) -> None:
-        """Begin to import what forked ranks of ``steps`` need, where the first one that is submitted is forked."""
+        """Begin to import what forked ranks of ``steps`` need, if the first submitted one is forked."""
         submitted = [step.name for step in steps if step.name not in self.config.launch.inline]
         if submitted and self.is_forked(submitted[0]):
             self._fork_server(submitted[0], [step.name for step in steps if self.is_forked(step.name)])
 
     def takes(self, stage: str) -> bool:
-        """Whether ``stage`` needs what a fork server imports anyway."""
+        """Return whether ``stage`` needs modules that a fork server imports anyway."""
         lives = self._server is not None and self._server.lives()
         return lives and self.is_forked(stage) and bool(STAGES.get(stage).modules(self.config))
 
@@ -103,7 +103,7 @@ class LocalStages:
                 self._torchx = LocalRunner()
             app = stage_app(step.name, self.config, config_url, columns=self.columns, launcher=os.getpid())
             return self._torchx.submit(app)
-        # Every attempt has log files of its own, so that an earlier attempt's messages are not taken for this one's.
+        # Every attempt has its own log files, so that an earlier attempt's messages are not taken for this one's.
         self._forks += 1
         return ForkedJob(
             self._fork_server(step.name),
@@ -116,20 +116,20 @@ class LocalStages:
         )
 
     def room(self, step: Step, hosts: int) -> Room:
-        """LaunchError: this machine does not become larger (the configuration is refused before)."""
+        """Raise LaunchError: this machine does not grow (the configuration is refused before)."""
         raise LaunchError(f"launch=local has no room for {hosts} more hosts", hint="launch.grow=false")
 
     def is_forked(self, stage: str) -> bool:
-        """Whether ``stage`` needs no torchrun."""
+        """Return whether ``stage`` needs no torchrun."""
         if not distributed(stage):
             return True
         hardware, launch = self.config.hardware, self.config.launch
         joined = launch.name == "hosts" and hardware.hosts > 1
-        # CUDA does not work in a process that is forked.
+        # CUDA does not work in a forked process.
         return not joined and not launch.torchrun and hardware.device == "cpu"
 
     def _fork_server(self, stage: str, expected: Sequence[str] = ()) -> ForkServer:
-        """Return the server for the ranks of ``stage``, another one where the former is gone.
+        """Return the server for the ranks of ``stage``, another one if the former is gone.
 
         It imports for all ``expected`` stages.
         """
@@ -149,7 +149,7 @@ class LocalStages:
 
     def close(self) -> None:
         """Stop whatever still runs and remove the logs."""
-        # Logs are removed last, because ranks write to them until they end.
+        # Remove the logs last, because ranks write to them until they end.
         if self._server is not None:
             self._server.close()
         if self._torchx is not None:
@@ -162,7 +162,8 @@ def follow(config: Config, store: Store, step: Step, write: Callable[[bytes], No
     """Run this host's ranks of ``step``, once host 0 has written the run's configuration and its ranks meet them.
 
     With ``launch=hosts`` a scheduler starts the same command on every host. Host 0 runs the chain as on one machine;
-    its torchrun waits for those of the others, which come here. Nothing happens where the artifact is committed.
+    its torchrun waits for those of the other hosts, which run this function. Nothing happens if the artifact is
+    committed.
 
     Args:
         write: Takes what the ranks print.
@@ -173,21 +174,21 @@ def follow(config: Config, store: Store, step: Step, write: Callable[[bytes], No
         LaunchError: The hosts do not meet.
         Interrupted: A signal.
     """
-    # Without its inputs, host 0 does not start the stage, and the ranks of this host would wait for it in vain.
+    # Host 0 does not start a stage without its inputs, so the ranks of this host would wait for it in vain.
     for name, path in step.inputs.items():
         store.get(path, name)
     run, index = str(config.run), config.launch.host_index
     runner = LocalStages(config)
     try:
         with handled():
-            # Host 0 may start the stage again, whose ranks then wait for this host's ranks again.
+            # Host 0 may start the stage again, and its ranks then wait for this host's ranks again.
             for _ in range(config.launch.attempts):
                 if store.find(step.path) is not None:
                     return
                 job = runner.submit(step, store.url_of(f"{run_directory(run)}/config.yaml"))
                 if _follow_job(config, step, job, write) == "succeeded" or store.find(step.path) is not None:
                     return
-            # Read before ``close``, which removes the logs.
+            # Read the logs before ``close``, which removes them.
             text = job.logs()
     finally:
         runner.close()

@@ -60,7 +60,7 @@ def folder_lock(
         of: What is locked, for messages.
     """
     what = f"{of} is running already"
-    # On a disk the kernel frees the lock when its process ends, so nobody waits for a lease to expire.
+    # On a disk, the kernel frees the lock when its process ends, so nobody waits for a lease to expire.
     if store.is_local:
         return store.locked(folder, taken(what, "another launcher", store.full(folder), hint))
     doing = of.replace("'", "")

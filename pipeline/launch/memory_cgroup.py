@@ -30,10 +30,10 @@ _EVENTS = {1: "memory.oom_control", 2: "memory.events"}
 
 
 class MemoryCgroup:
-    """A cgroup below our own, there until ``remove``; OSError where none can be made.
+    """A cgroup below our own, which exists until ``remove``; OSError if none can be made.
 
     Args:
-        limit: In bytes, None for one that another process made.
+        limit: Bytes, or None for a group that another process made.
     """
 
     def __init__(self, name: str, limit: int | None = None) -> None:
@@ -68,7 +68,7 @@ class MemoryCgroup:
 
     def killed(self) -> int:
         """Return how many processes the kernel killed because the group had no memory left."""
-        # Old kernels with version 1 do not count them: the answer is then 0.
+        # Old kernels with version 1 do not count kills; the result is then 0.
         for line in self._read(_EVENTS[self._version]).splitlines():
             name, count = line.split()
             if name == "oom_kill":
@@ -76,7 +76,7 @@ class MemoryCgroup:
         return 0
 
     def remove(self) -> None:
-        """Remove the group, which the last process has left; OSError where one is still in it."""
+        """Remove the group, which the last process has left; OSError if one is still in it."""
         for _ in range(50):
             try:
                 self.path.rmdir()
@@ -112,12 +112,12 @@ def _parent_group() -> tuple[Path, int]:
 
 
 def plan_of(step: Step, store: Store) -> Artifact | None:
-    """Return the plan that ``step`` reads; None where it reads none."""
+    """Return the plan that ``step`` reads; None if it reads none."""
     return store.find(step.inputs["plan"]) if "plan" in step.inputs else None
 
 
 def is_held(config: Config, plan: Artifact | None) -> bool:
-    """Whether ``launch.limit_memory`` asks for a limit on runs of ``plan``: with auto, those with tables on SSD."""
+    """Return whether ``launch.limit_memory`` limits runs of ``plan``: with auto, those with tables on SSD."""
     if config.launch.limit_memory != "auto":
         return config.launch.limit_memory == "always"
     return plan is not None and plan.summary.get("tiers", {}).get("ssd_bytes", 0) > 0
@@ -129,7 +129,7 @@ def hold(config: Config, launcher: int) -> str:
     The limit is ``hardware.ddr_gib`` for each rank on this machine.
     """
     hardware, ranks = config.hardware, config.machine_ranks
-    # Ranks of embedding hosts may have another limit, so the ranks of this host must be told from the others.
+    # Ranks of embedding hosts may have another limit, so find out which ranks are on this host.
     first = config.launch.host_index * ranks if ranks < config.world_size else 0
     limit = int(sum(hardware.ddr_gib_of(rank) for rank in range(first, first + ranks)) * GIB)
     settings = f"hardware.ddr_gib={hardware.ddr_gib:g}"
@@ -138,7 +138,7 @@ def hold(config: Config, launcher: int) -> str:
     if hardware.embedding_ddr_gib is not None:
         settings += f", hardware.embedding_ddr_gib={hardware.embedding_ddr_gib:g} on embedding hosts"
     try:
-        # Launchers that were killed have left their groups.
+        # Remove the groups of launchers that were killed.
         for path in MemoryCgroup(_NAME).path.parent.glob(f"{_NAME}-*"):
             if not Path(f"/proc/{path.name.rpartition('-')[2]}").exists():
                 with contextlib.suppress(OSError):
@@ -163,7 +163,7 @@ def release(launcher: int) -> None:
 
 
 def exceeded(config: Config, store: Store, step: Step, launcher: int) -> GuardError | None:
-    """Return why a rank of ``launcher`` was killed, where its group had no memory left; None where that was not it."""
+    """Return the error of a rank of ``launcher`` that was killed because its group had no memory left, else None."""
     try:
         group = MemoryCgroup(f"{_NAME}-{launcher}")
         if not group.killed():
@@ -175,7 +175,7 @@ def exceeded(config: Config, store: Store, step: Step, launcher: int) -> GuardEr
     if config.machine_ranks > 1:
         ranks = f"{config.machine_ranks} ranks"
     less, checkpoint = "a smaller evaluate.global_batch", ""
-    # Only a training has scratch folders: its checkpoints.
+    # Only a training has scratch folders, which hold its checkpoints.
     if step.scratch:
         less = "train.prefetch_batches=1, or smaller cache_rows"
         checkpoint = "; no checkpoint was taken before"
@@ -183,7 +183,7 @@ def exceeded(config: Config, store: Store, step: Step, launcher: int) -> GuardEr
             if (newest := store.find(f"{step.scratch[0]}/{name}")) is not None:
                 checkpoint = f"; the last checkpoint, {newest.path}, is intact"
                 break
-    # Proposes 1.5 times as much, rounded up to a tenth of a GiB.
+    # Propose 1.5 times as much, rounded up to a tenth of a GiB.
     ddr_gib = config.hardware.ddr_gib
     return GuardError(
         f"the {step.name} stage needed more than the {limit / GIB:.3g} GiB of memory that hardware.ddr_gib="

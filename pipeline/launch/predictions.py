@@ -35,9 +35,9 @@ from pipeline.store.artifacts import Store
 from pipeline.store.conditional import Seen, SwappedError, read_marked, swap
 
 PREDICTIONS = "predictions"
-# Of a hash, as the name of a folder.
+# Digits of a hash that name a folder.
 DIGITS = 32
-# Requests that an object store answers at the same time.
+# Parallel requests to an object store.
 READERS = 16
 log = logging.getLogger(__name__)
 
@@ -45,8 +45,8 @@ log = logging.getLogger(__name__)
 def sealed_paths(store: Store, config: str) -> list[str]:
     """Return the paths of the predictions for the configuration of hash ``config``, the oldest first."""
     folder = f"{PREDICTIONS}/{config[:DIGITS]}"
-    # Beside <number>.json there may be <number>.run.json, the comparison. Sorted as numbers, because as text 10 comes
-    # before 9.
+    # <number>.run.json, the comparison, may lie beside <number>.json. Sort as numbers, because 10 comes before 9 as
+    # text.
     numbers = [name.removesuffix(".json") for name in store.names(folder) if name.endswith(".json")]
     return [f"{folder}/{number}.json" for number in sorted(filter(str.isdecimal, numbers), key=int)]
 
@@ -58,14 +58,14 @@ def write_sealed(store: Store, prediction: RunPrediction) -> tuple[str, SealedPr
         LaunchError: Another process sealed one of this configuration at the same time.
     """
     sealed = SealedPrediction.of(prediction)
-    # One more than the last number, not the count of files: one of them may have been removed.
+    # Take one more than the last number, not the count of files, since one of them may have been removed.
     known = sealed_paths(store, prediction.config)
     number = 1
     if known:
         number += int(known[-1].rpartition("/")[2].removesuffix(".json"))
     path = f"{PREDICTIONS}/{prediction.config[:DIGITS]}/{number}.json"
     try:
-        # What is sealed is never replaced.
+        # A sealed prediction is never replaced.
         swap(store, path, Seen(None), (json.dumps(sealed.to_json(), indent=1) + "\n").encode())
     except SwappedError:
         raise LaunchError(
@@ -84,13 +84,13 @@ def compare_with_prediction(
 
     Args:
         config: The hash of the run's configuration.
-        machine: Says which one the run was on, as ``machine_of`` does; asked only where there is a prediction.
+        machine: Returns the machine of the run, as ``machine_of`` does; called only if there is a prediction.
 
     Returns:
-        None where no prediction was sealed before the run, or none can be read. Of a run that skipped all stages, what
-        was kept when these ran.
+        None if no prediction was sealed before the run, or none can be read. For a run that skipped all stages, the
+        prediction that was kept when they ran.
     """
-    # Skipped stages ran before this run, so a prediction cannot have been for them.
+    # Skipped stages ran before this run, so a prediction cannot have been made for them.
     starts = []
     for stage in result.stages.values():
         if stage.status != "skipped" and stage.started is not None:
@@ -98,7 +98,7 @@ def compare_with_prediction(
     try:
         paths = list(reversed(sealed_paths(store, config)))
         if not starts:
-            # All of them are read, so that a warning names every damaged one.
+            # Read all of them, so that a warning names every damaged one.
             kept = [_read_compared(store, path) for path in paths]
             return next((each.prediction for each in kept if each is not None and each.run == result.run), None)
         for path in paths:
@@ -114,13 +114,13 @@ def compare_with_prediction(
 def _compare_with(
     store: Store, path: str, config: str, result: Result, began: float, machine: Callable[[], str]
 ) -> PredictionPart | None:
-    # None where the prediction was sealed after the run ``began``, or cannot be read: then an older one counts.
+    # Return None if the prediction was sealed after the run ``began`` or cannot be read, so that an older one counts.
     try:
         sealed = read(SealedPrediction, store, path)
     except ArtifactError as error:
         log.warning("%s", error)
         return None
-    # Checked before the seal is opened: a broken prediction that is younger than the run does not concern it.
+    # Check this before opening the seal: a broken prediction that is younger than the run does not concern it.
     created = sealed.prediction.get("created")
     if isinstance(created, int | float) and created > began:
         return None
@@ -133,19 +133,19 @@ def _compare_with(
 
 
 def _keep_compared(store: Store, path: str, compared: ComparedRun) -> None:
-    # The first comparison with a figure stays, whatever the run's own result says later or another run gives.
+    # The first comparison with a figure stays, even if the run's own result or another run later gives another one.
     former = _read_compared(store, path)
     if former is not None and former.prediction.error is not None:
         return
     beside = _compared_path(path)
     data = (json.dumps(compared.to_json(), indent=1) + "\n").encode()
-    # Of two runs that end at the same time, either comparison will do.
+    # If two runs end at the same time, either comparison will do.
     with suppress(SwappedError):
         swap(store, beside, read_marked(store, beside), data)
 
 
 def _read_compared(store: Store, path: str) -> ComparedRun | None:
-    # With which run the prediction at ``path`` was compared.
+    # Read the run with which the prediction at ``path`` was compared.
     beside = _compared_path(path)
     try:
         if not store.exists(beside):
@@ -161,7 +161,7 @@ def _compared_path(path: str) -> str:
 
 
 def list_sealed(store: Store) -> SealedList:
-    """Read every sealed prediction of ``store`` and what became of it; one with a broken seal is a line, too."""
+    """Read every sealed prediction of ``store`` and what became of it, including those with a broken seal."""
     compared = _compared_runs(store)
     states: dict[str, str] = {}
     lines = []
@@ -172,7 +172,7 @@ def list_sealed(store: Store) -> SealedList:
             lines.append(line)
     known = {(line.sealed, line.sha256) for line in lines}
     for (path, sha256), runs in compared.items():
-        # The line of a broken seal says enough.
+        # The line of the broken seal says enough.
         if (path, sha256) in known or states.get(path) == BROKEN:
             continue
         run, where = runs[0].run, store.url_of(path)
@@ -181,7 +181,7 @@ def list_sealed(store: Store) -> SealedList:
             state = REPLACED
             problem = f"run {run} was compared with SHA-256 {sha256[:16]}.., which {where} no longer has"
         lines.append(SealedLine(sealed=path, sha256=sha256, state=state, run=run, problem=problem))
-    # Predictions with a broken seal come first, because the time they were made is unknown.
+    # Predictions with a broken seal come first, because their time is unknown.
     lines.sort(key=lambda line: (line.created or 0.0, line.sealed))
     errors = [abs(line.error) for line in lines if line.error is not None]
     return SealedList(
@@ -196,12 +196,12 @@ def waiting_prediction(store: Store, config: str, dataset: str, machine: str) ->
     """Find the newest prediction of a configuration that no run was compared with yet.
 
     Args:
-        config: Its hash.
+        config: The configuration's hash.
         dataset: Path of the dataset that a run would take.
-        machine: That it would be on.
+        machine: The machine that the run would use.
 
     Returns:
-        None where there is none, or where it was sealed for another dataset or machine.
+        None if there is none, or if it was sealed for another dataset or machine.
     """
     paths = sealed_paths(store, config)
     if not paths:
@@ -216,8 +216,8 @@ def waiting_prediction(store: Store, config: str, dataset: str, machine: str) ->
 
 
 def _compared_runs(store: Store) -> dict[tuple[str, str], list[ComparedRun]]:
-    # By path and hash of a seal, the runs that were compared with it: first the one that is kept beside the seal, then
-    # those whose results say so, in the order of their starts.
+    # Map the path and hash of each seal to the runs that were compared with it: first the run that is kept beside the
+    # seal, then those whose results say so, in the order of their starts.
     def read_part(run: str) -> tuple[float, ComparedRun] | None:
         path = f"{run_directory(run)}/{Result.FILE}"
         try:
@@ -253,7 +253,7 @@ def _line(store: Store, path: str, compared: dict[tuple[str, str], list[Compared
     sha256 = ""
     try:
         sealed = read(SealedPrediction, store, path)
-        # Set before the seal is opened, so that a broken one is listed with its hash.
+        # Set the hash before the seal is opened, so that a broken one is listed with it.
         sha256 = sealed.sha256
         prediction = sealed.open(store.url_of(path))
     except ArtifactError as error:

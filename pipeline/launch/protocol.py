@@ -15,9 +15,9 @@ from pipeline.records.runs import Step
 
 
 class GivenUpError(LaunchError):
-    """The launcher gives a stage up that will not start, or not end, in time: its job is to be ended.
+    """The launcher gives up a stage that does not start or end in time: its job must be ended.
 
-    Any other error leaves a job that outlasts its launcher alone.
+    After any other error, a job that outlasts its launcher is left alone.
     """
 
 
@@ -27,42 +27,42 @@ class StageJob(Protocol):
     name: str
 
     def state(self) -> str:
-        """queued | running | succeeded | failed | cancelled | lost. queued: not admitted, which no time limit counts.
+        """Return queued (not admitted: no time limit counts) | running | succeeded | failed | cancelled | lost.
 
-        GivenUpError where it does not start in time; NoRoomError, one of these, where there is no place for all of its
-        processes. LaunchError where nobody can say.
+        Raises GivenUpError if it does not start in time, its subclass NoRoomError if there is no place for all of its
+        processes, and LaunchError if the state is unknown.
         """
 
     def output(self) -> bytes:
-        """What the stage wrote since the last call. After an end that ``state`` told, all the rest."""
+        """Return what the stage wrote since the last call; once ``state`` has reported the end, all the rest."""
 
     def logs(self) -> str:
-        """What all of its processes wrote, each behind its name."""
+        """Return what all of its processes wrote, each after its name."""
 
     def death(self, logs: str) -> str:
-        """Which process was killed and how, in words; "" where none was. ``logs``: as above."""
+        """Describe which process was killed and how; "" if none was. ``logs``: as above."""
 
     def stop(self, seconds: float) -> None:
-        """Tell the stage to end, and wait up to ``seconds`` until it has. LaunchError where it cannot be told."""
+        """Tell the stage to end, and wait up to ``seconds`` until it has. LaunchError if it cannot be told."""
 
     def cancel(self) -> None:
-        """End the stage at once; no error where it has ended."""
+        """End the stage at once; no error if it has ended."""
 
 
 class Room(Protocol):
-    """Places for more hosts, which a scheduler holds."""
+    """Places for more hosts that a scheduler holds."""
 
     def hosts(self) -> int | None:
-        """How many there are; None where they are no longer held, or asked for. LaunchError where nobody can say."""
+        """Return their number; None if they are no longer held or requested. LaunchError if it is unknown."""
 
     def leave(self) -> None:
-        """Give them back; no error where there are none."""
+        """Give the places back; no error if there are none."""
 
 
 class StageRunner(Protocol):
-    """A scheduler. ``outlasts``: stages go on when the launcher ends; ``poll_seconds``: between two looks at one.
+    """A scheduler. ``outlasts``: stages go on after the launcher ends; ``poll_seconds``: between two looks at a stage.
 
-    ``config``: of the stages that are submitted from now on.
+    ``config``: applies to the stages that are submitted from now on.
     """
 
     config: Config
@@ -70,29 +70,29 @@ class StageRunner(Protocol):
     poll_seconds: float
 
     def expect(self, steps: Sequence[Step]) -> None:
-        """These steps will be done, in this order: what takes long to get ready may begin."""
+        """Begin slow preparations for these steps, which will run in this order."""
 
     def takes(self, stage: str) -> bool:
-        """Whether ``stage``, which may run in the launcher, is better submitted: the launcher then imports no torch."""
+        """Return whether inline ``stage`` should be submitted, so that the launcher need not import torch."""
 
     def find(self, step: Step) -> StageJob | None:
-        """The job of ``step`` that an earlier launcher submitted and that has not ended; None where there is none."""
+        """Return the unfinished job of ``step`` that an earlier launcher submitted; None if there is none."""
 
     def submit(self, step: Step, config_url: str) -> StageJob:
-        """Start ``step`` of the run whose configuration lies at ``config_url``. LaunchError where it is refused."""
+        """Start ``step`` of the run whose configuration lies at ``config_url``. LaunchError if it is refused."""
 
     def room(self, step: Step, hosts: int) -> Room:
-        """Ask for places for ``hosts`` more hosts of ``step``. LaunchError where there are none to ask for."""
+        """Ask for places for ``hosts`` more hosts of ``step``. LaunchError if the scheduler cannot hold any."""
 
     def close(self) -> None:
-        """Let go of what the launcher holds; stages that outlast it go on."""
+        """Release what the launcher holds; stages that outlast it go on."""
 
 
 @dataclass(frozen=True)
 class NightJob:
     """The job of a night. ``due``: when it was to start; ``deadline``: when its launchers are ended, None for never.
 
-    Every launcher of the job finds the same times, however late it starts: date=yesterday counts from ``due``.
+    Every launcher of the job finds the same times, however late it starts: date=yesterday is relative to ``due``.
     """
 
     due: datetime
@@ -100,7 +100,7 @@ class NightJob:
 
 
 class Launcher(ABC):
-    """A choice of ``launch`` that runs stages elsewhere: an entry point of group ``nightjar.launchers``."""
+    """An option of ``launch`` that runs stages elsewhere: an entry point of group ``nightjar.launchers``."""
 
     @abstractmethod
     def runner(self, config: Config) -> StageRunner:
@@ -108,11 +108,11 @@ class Launcher(ABC):
 
     @abstractmethod
     def only_launcher(self, config: Config) -> AbstractContextManager[None]:
-        """Hold the run there: LaunchError, before anything is written, where another launcher holds it."""
+        """Hold the run there; LaunchError, before anything is written, if another launcher holds it."""
 
     @abstractmethod
     def night_job(self, config: Config, name: str) -> NightJob:
-        """Find the job ``name`` that started this launcher for a night; LaunchError where there is none."""
+        """Find the job ``name`` that started this launcher for a night; LaunchError if there is none."""
 
     @abstractmethod
     def end_leftovers(self, config: Config, model: str, day: date, kept: Iterable[date]) -> None:

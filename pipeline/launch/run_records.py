@@ -16,7 +16,7 @@ from pipeline.specs import STAGES
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
-# Before a report in the error stream.
+# Prefix of a report in the error stream.
 MARK = "nightjar-report: "
 UNEXPECTED = "Unexpected"
 
@@ -33,7 +33,7 @@ def read_steps(store: Store, run: str) -> list[Step]:
         ArtifactError: They are missing, or of another version.
     """
     path = f"{run_directory(run)}/steps.json"
-    # ``read_json`` reports what is no JSON; the errors below are of JSON of another shape.
+    # ``read_json`` reports invalid JSON; the errors below are about JSON of another shape.
     record = store.read_json(path)
     try:
         return steps_of(record)
@@ -65,7 +65,7 @@ class Report:
         return Report(status="failed", exit_code=code, error=name, message=message, hint=hint, rank=rank)
 
     def exception(self) -> NightjarError | None:
-        """Return the error a rank reported, or None where it was not one of the family."""
+        """Return the error that a rank reported, or None if it was not a known one."""
         if self.status == "done" or self.error in ("", UNEXPECTED):
             return None
         return NightjarError.from_json(asdict(self))
@@ -84,14 +84,14 @@ def clear_report(store: Store, run: str, stage: str) -> None:
 
 
 def write_report(store: Store, run: str, stage: str, report: Report) -> str:
-    """Write ``report`` unless one is there. Returns "", or where the store refuses it the line for the error stream.
+    """Write ``report`` unless one exists. Return "", or a line for the error stream if the store refuses it.
 
-    The store refuses it where its disk is full, for example. ``read_report`` looks into the error stream second.
+    The store refuses it if its disk is full, for example. ``read_report`` falls back to the error stream.
     """
     path = _status_path(run, stage)
     try:
-        # The first error wins: a rank that fails writes it before it dies, so its peers' complaints about a lost
-        # connection come later.
+        # The first error wins. A rank that fails writes its report before it dies, so complaints of its peers about a
+        # lost connection come later.
         if not store.exists(path):
             store.write_json(path, asdict(report))
     except (NightjarError, OSError):
@@ -102,7 +102,7 @@ def write_report(store: Store, run: str, stage: str, report: Report) -> str:
 def read_report(store: Store, run: str, stage: str, log: str = "") -> Report | None:
     """Read the stage's report from the store, else from the text ``log`` of its error stream; else None."""
     path = _status_path(run, stage)
-    # TypeError is raised for the report of another release, which has other fields.
+    # TypeError is raised for a report of another release, which has other fields.
     with contextlib.suppress(NightjarError, OSError, TypeError):
         if store.exists(path):
             return Report(**store.read_json(path))
@@ -120,7 +120,7 @@ def stage_outcome(
 
     Args:
         status: done | skipped | failed.
-        artifact: Its path; None if the stage failed.
+        artifact: The artifact's path; None if the stage failed.
         started: Seconds since 1970.
         attempts: The jobs that were submitted or found. One attempt alone says what the stage says, and is left out.
     """
@@ -149,7 +149,7 @@ def assemble(
     for stage in STAGES:
         if stage.name in artifacts:
             parts |= stage.parts(artifacts[stage.name].summary)
-    # Parts of plugins' stages have no fields of their own in ``Result``.
+    # Parts of plugins' stages have no field in ``Result``.
     known = {field.name: parts.pop(field.name) for field in fields(Result) if field.name in parts}
     return Result(
         run=run,
@@ -165,7 +165,7 @@ def assemble(
 
 def error_part(error: BaseException) -> ErrorPart:
     """Describe what stopped a run or an attempt."""
-    # ``str`` of a NightjarError includes the hint, which is a field of its own here. An assertion may have no text.
+    # ``str`` of a NightjarError includes the hint, which has its own field here. An assertion may have no text.
     message = str(getattr(error, "message", "") or error or type(error).__name__)
     if isinstance(error, NightjarError):
         message = error.message
@@ -174,6 +174,6 @@ def error_part(error: BaseException) -> ErrorPart:
 
 
 def record_failure(store: Store, run: str, error: BaseException) -> None:
-    """Write the ``result.json`` of a run that failed before its first stage; quiet where the store refuses it."""
+    """Write the ``result.json`` of a run that failed before its first stage; no error if the store refuses it."""
     with contextlib.suppress(NightjarError, OSError):
         store.write_json(f"{run_directory(run)}/result.json", assemble(run, {}, {}, error).to_json())

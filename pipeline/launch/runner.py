@@ -38,7 +38,7 @@ class LocalRunner:
             return self.local
 
         self.torchx: Any = Runner(SESSION, {self.scheduler: create})
-        # This makes the scheduler, and with it TorchX installs signal handlers of its own.
+        # This makes TorchX's scheduler, which installs its own signal handlers.
         former = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         self.torchx.scheduler_run_opts(self.scheduler)
         if threading.current_thread() is threading.main_thread():
@@ -80,7 +80,7 @@ class LocalJob(LoggedJob):
         try:
             status = self.runner.torchx.status(self.name)
         except ValueError:
-            # Torchrun's error file, of which TorchX wants the text, is written only half.
+            # TorchX reads torchrun's error file, which is only half written.
             codes = [replica.proc.poll() for replica in self._replicas()]
             if any(codes):
                 return "failed"
@@ -100,7 +100,7 @@ class LocalJob(LoggedJob):
 
     def stop(self, seconds: float) -> None:
         """Send SIGTERM, and wait up to ``seconds``."""
-        # TorchX's own ``cancel`` kills after ten seconds, whatever is still written.
+        # TorchX's own ``cancel`` kills after ten seconds, even if a rank is still writing.
         for replica in self._replicas():
             replica.terminate()
         last = time.monotonic() + seconds
@@ -108,7 +108,7 @@ class LocalJob(LoggedJob):
             time.sleep(0.05)
 
     def cancel(self) -> None:
-        """Stop the processes at once; no error where they ended already."""
+        """Stop the processes at once; no error if they have ended already."""
         with contextlib.suppress(ProcessLookupError):
             self.runner.torchx.cancel(self.name)
 

@@ -15,7 +15,7 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(BaseException):
-    """A signal asked the launcher to end; ``exit_code`` is 128 + its number, as shells have it."""
+    """A signal asked the launcher to end; ``exit_code`` is 128 plus its number, as in shells."""
 
     def __init__(self, number: int, words: str = "") -> None:
         message = f"stopped by {signal.Signals(number).name}"
@@ -27,7 +27,7 @@ class Interrupted(BaseException):
 
 @contextmanager
 def handled() -> Iterator[None]:
-    """Have SIGINT, SIGTERM and SIGHUP raise Interrupted in the main thread; elsewhere nothing changes."""
+    """Make SIGINT, SIGTERM and SIGHUP raise Interrupted in the main thread; elsewhere nothing changes."""
     # Only the main thread may set signal handlers.
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -57,7 +57,7 @@ def deadline(stage: str, minutes: float) -> Iterator[None]:
             hint=f"launch.deadline_minutes={2 * minutes:g}",
         )
 
-    # A timer of the kernel, because a stage in this process has no loop that could check a clock.
+    # Use a kernel timer, because a stage in this process has no loop that could check a clock.
     former = signal.signal(signal.SIGALRM, expire)
     try:
         signal.setitimer(signal.ITIMER_REAL, 60 * minutes)

@@ -11,10 +11,10 @@ MAX_LOG_BYTES = 1 << 20
 
 
 class LoggedJob:
-    """The part of a ``StageJob`` on this machine that its log files answer.
+    """The part of a ``StageJob`` on this machine that reads its log files.
 
     Args:
-        name: Of the app, as TorchX's handle or its last part; its log files lie below ``directory``.
+        name: The app's name, as TorchX's handle or its last part; its log files lie below ``directory``.
         stdout: The file that ``output`` follows.
     """
 
@@ -36,7 +36,7 @@ class LoggedJob:
         return data
 
     def logs(self) -> str:
-        """Return both streams of every rank, each file behind its name."""
+        """Return both streams of every rank, each file after its name."""
         app = self.name.rsplit("/", 1)[-1]
         parts = []
         for path in sorted(self._directory.glob(f"*/{app}/**/*.log")):
@@ -44,14 +44,14 @@ class LoggedJob:
             # TorchX's combined.log repeats the other two.
             if path.name == "combined.log" or not size:
                 continue
-            # Only the end of a long file, which has the error.
+            # Read only the end of a long file, which has the error.
             with path.open("rb") as source:
                 source.seek(max(0, size - MAX_LOG_BYTES))
                 parts.append(f"==> {path.relative_to(self._directory)} <==\n{source.read().decode(errors='replace')}")
         return "\n".join(parts)
 
     def death(self, logs: str) -> str:
-        """Describe the rank that a signal killed, by the account in ``logs``; "" where that names none."""
+        """Describe the rank that a signal killed, by the account in ``logs``; "" if that names none."""
         dead = killed_rank(logs)
         if dead is None:
             return ""
@@ -60,7 +60,7 @@ class LoggedJob:
 
 
 def exit_hint(log: str) -> str:
-    """Describe how the first rank died, by torchrun's own account in ``log``; "" where it gives none."""
+    """Describe how the first rank died, by torchrun's own account in ``log``; "" if it gives none."""
     exit_code = re.search(r"exitcode\s*:\s*(-?\d+)", log)
     if not exit_code:
         return ""
@@ -72,16 +72,16 @@ def exit_hint(log: str) -> str:
 
 
 def cause_of(number: int) -> str:
-    """Return the most likely reason of a death by signal ``number``, to be put behind it; "" where there is none."""
-    # SIGKILL is what the kernel's out-of-memory killer sends. Nightjar sends it only to ranks that it means to end.
+    """Return the most likely reason of a death by signal ``number``, to append to it; "" if there is none."""
+    # The kernel's out-of-memory killer sends SIGKILL. Nightjar sends it only to ranks that it means to end.
     if number != signal.SIGKILL:
         return ""
     return ": most often the machine ran out of memory"
 
 
 def killed_rank(log: str) -> tuple[int, int] | None:
-    """Return the rank that a signal killed and its number, by torchrun's account in ``log``; None if there is none."""
-    # Ranks that torchrun itself stopped (SIGTERM) and those that failed because a peer was gone are not the cause.
+    """Return the rank that a signal killed and its number, according to ``log``; None if there is none."""
+    # Ranks that torchrun stopped (SIGTERM) and ranks that failed because a peer was gone are not the cause.
     for rank, code in re.findall(r"rank\s*:\s*(\d+)[^\n]*\n\s*exitcode\s*:\s*(-?\d+)", log):
         if int(code) < 0 and -int(code) != signal.SIGTERM:
             return int(rank), -int(code)
@@ -89,6 +89,6 @@ def killed_rank(log: str) -> tuple[int, int] | None:
 
 
 def never_met(log: str) -> bool:
-    """Whether torchrun gave up waiting for the other hosts, by its own account in ``log``."""
-    # By the names of its exceptions, because it has no exit code for this.
+    """Return whether torchrun gave up waiting for the other hosts, according to ``log``."""
+    # Look for the names of its exceptions, because torchrun has no exit code for this.
     return "RendezvousTimeoutError" in log or "RendezvousConnectionError" in log

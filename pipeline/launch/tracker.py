@@ -29,7 +29,7 @@ FIGURES = {
 
 
 def create(config: str | None) -> TrackerBase:
-    """Make the tracker ``nightjar``. ``config``: an fsspec URL; ConfigError where there is none."""
+    """Make the tracker ``nightjar``. ``config``: an fsspec URL; ConfigError if there is none."""
     from torchx.tracker.backend.fsspec import FsspecTracker
 
     if not config:
@@ -38,21 +38,21 @@ def create(config: str | None) -> TrackerBase:
             hint="config = s3://<bucket>/<path> under [tracker:nightjar] of .torchxconfig",
         )
     store = Store(config)
-    # An object store has no empty folders, and TorchX's tracker wants one.
+    # TorchX's tracker needs the folder to exist, and an object store has no empty folders.
     if not store.exists("torchx"):
         store.write_bytes("torchx/README", b"Records of TorchX's tracker API, a folder for each job.\n")
     return FsspecTracker(store.fs, store.full("torchx"))
 
 
 def record_result(config: Config, store: Store, steps: Sequence[Step]) -> None:
-    """Tell TorchX's trackers what ``result.json`` says of a run that has ended; nothing where there are none.
+    """Tell TorchX's trackers what ``result.json`` says of a run that has ended; nothing if there are none.
 
     Metadata: run, status and figures. Artifacts: what each stage made. Sources, the lineage: artifacts that other runs
     made, and the training that this one starts from.
     """
     if not os.environ.get("TORCHX_TRACKERS"):
         return
-    # Read from the store, because the launcher of a failed run has no result in memory.
+    # Read the result from the store, because the launcher of a failed run has none in memory.
     try:
         result = read(Result, store, f"{run_directory(str(config.run))}/{Result.FILE}")
     except (NightjarError, OSError):
@@ -73,7 +73,7 @@ def record_result(config: Config, store: Store, steps: Sequence[Step]) -> None:
                     app.add_source(store.url_of(path), name)
         if config.checkpoint.init_from is not None:
             app.add_source(str(config.checkpoint.init_from), "init_from")
-    # Whatever a tracker of the user raises, it does not fail the run.
+    # Whatever a user's tracker raises, it does not fail the run.
     except Exception as error:
         log.warning("TorchX's tracker has no record of this run: %s: %s", type(error).__name__, error)
 

@@ -1,4 +1,4 @@
-"""Build any registered ranking model."""
+"""Builds any registered ranking model."""
 
 from __future__ import annotations
 
@@ -33,6 +33,6 @@ def build_model(config: ModelConfig, inputs: ModelInputs) -> Ranker:
             return ranker
         from pipeline.models.layers.multi_task import MultiTaskRanker, TaskHeads
 
-        # The layers of several tasks take the place of the last one.
+        # The layers of several tasks replace the last one.
         heads = config.task_architecture.build(ranker.drop_head(), all_tasks(inputs.tasks))
         return MultiTaskRanker(ranker, cast(TaskHeads, initialise(heads, inputs.seed + 1)))

@@ -1,7 +1,7 @@
 """The costs of a model for the planner, counted on the built module: FLOP, activations, parameters.
 
 The module runs forward and backward once on the meta device, which computes nothing. Importing torch for that takes two
-seconds of CPU time, so a process counts a model once, and only where it makes a plan.
+seconds of CPU time, so a process counts a model once, and only if it makes a plan.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pipeline.specs.model import MODELS, ModelCosts, ModelInputs
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Of the pass that is counted; a power of two, so that a sample's share of a product is exact.
+# The samples of the counted pass; a power of two, so that a sample's share of a product is exact.
 SAMPLES = 1024
 
 
@@ -29,13 +29,13 @@ def model_costs(config: ModelConfig, inputs: ModelInputs) -> ModelCosts:
 
     Returns:
         ``flop`` of matrix products, forward and backward, without the gradient of the dense features, as
-        ``torch.utils.flop_counter`` counts them. ``activations``: values that the forward pass writes and the backward
-        pass reads: the outputs of all operations but views, without inputs and parameters. An element-wise operation
-        whose input no gradient needs counts as working in place. ``moved`` and ``operations``: as ``OperationCounter``
-        counts them.
+            ``torch.utils.flop_counter`` counts them. ``activations``: values that the forward pass writes and the
+            backward pass reads, which are the outputs of all operations but views, without inputs and parameters. An
+            element-wise operation whose input no gradient needs counts as working in place. ``moved`` and
+            ``operations``: as ``OperationCounter`` counts them.
 
     Raises:
-        ConfigError: It cannot be counted.
+        ConfigError: The model cannot be counted.
     """
     # Tables and sequences are not part of the module, and the seed does not change its costs. The key is text, because
     # configurations are not hashable.
@@ -50,7 +50,7 @@ def _counted(key: str, inputs: ModelInputs) -> ModelCosts:
     config = MODELS.get(record["name"]).config(**record)
     import torch
 
-    # 1,000 tables make a top layer of gigabytes, which a plan has no need of: the meta device stores nothing. A model
+    # 1,000 tables make a top layer of gigabytes, which a plan does not need: the meta device stores nothing. A model
     # whose constructor works with values is built on the CPU first.
     try:
         with torch.device("meta"):
@@ -69,7 +69,7 @@ def _counted(key: str, inputs: ModelInputs) -> ModelCosts:
 
 
 def module_costs(module: Any, *inputs: Tensor) -> ModelCosts:
-    """Return the costs of a sample in a pass of ``module`` on the meta device; ``inputs``: of ``SAMPLES`` rows."""
+    """Return the costs of a sample in a pass of ``module`` on the meta device; ``inputs`` have ``SAMPLES`` rows."""
     from torch.utils.flop_counter import FlopCounterMode
 
     from pipeline.models.operation_counter import OperationCounter
@@ -87,13 +87,13 @@ def module_costs(module: Any, *inputs: Tensor) -> ModelCosts:
 
 
 def _forward(module: Any, *inputs: Tensor) -> tuple[Tensor, int]:
-    # The output, and the number of activations that the forward pass writes.
+    # Returns the output, and the number of activations that the forward pass writes.
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
     from torch.utils._pytree import tree_leaves
 
     def storages(values: Any) -> dict[int, int]:
-        # The number of values by storage. Not by tensor, because a view shares its base's storage and writes nothing.
+        # Count the values by storage and not by tensor, because a view shares its base's storage and writes nothing.
         found: dict[int, int] = {}
         for value in tree_leaves(values):
             if isinstance(value, torch.Tensor):
@@ -102,9 +102,9 @@ def _forward(module: Any, *inputs: Tensor) -> tuple[Tensor, int]:
 
     known = set(storages([*inputs, *module.parameters(), *module.buffers()]))
     written: dict[int, int] = {}
-    # Of element-wise operations the inputs and the number of values of the output.
+    # The inputs of each element-wise operation, and the number of values of its output.
     pointwise: list[tuple[list[int], int]] = []
-    # Alive, so that no storage's address is used twice.
+    # Keep tensors alive, so that no storage's address is used twice.
     alive: list[Tensor] = []
     saved: set[int] = set()
 
@@ -127,7 +127,7 @@ def _forward(module: Any, *inputs: Tensor) -> tuple[Tensor, int]:
     with torch.autograd.graph.saved_tensors_hooks(save, lambda value: value), Writes():
         output = module(*inputs)
 
-    # An element-wise operation writes over an input of its size that nothing needs any more.
+    # An element-wise operation overwrites an input of its size that nothing needs any more.
     free = {storage: values for storage, values in written.items() if storage not in saved}
     overwritten = 0
     for operands, values in pointwise:

@@ -40,8 +40,8 @@ class DcnV2(HeadedRanker):
         first = concat_vectors(dense, embeddings)
         crossed = self.cross(first)
         if self.parallel:
-            # Figure 1b: the MLP takes the inputs, and the last layer takes both.
+            # In figure 1b the MLP takes the inputs, and the last layer takes both.
             return torch.cat([crossed, self.top(first)], dim=1)
-        # Figure 1a: the MLP takes what the cross layers give.
+        # In figure 1a the MLP takes the output of the cross layers.
         hidden: Tensor = self.top(crossed)
         return hidden

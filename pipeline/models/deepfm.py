@@ -16,7 +16,7 @@ class DeepFm(HeadedRanker):
     """forward(dense [B, n], embeddings [B, V, D]) -> logits [B] in float32.
 
     The first value of each embedding is the id's first-order weight; the other D - 1 are its latent vector. The numeric
-    features have weights of their own, and together one latent vector, which an MLP computes.
+    features have their own weights, and together one latent vector, which an MLP computes.
     """
 
     def __init__(
@@ -42,7 +42,8 @@ class DeepFm(HeadedRanker):
         vectors = self.vectors(dense, latent)
         # Only the MLP's output goes through a last layer; first order and pairs are added as they are (equation 1).
         logits: Tensor = self.head(self.top(vectors.flatten(1)))
-        # In float32, as the logit: the two squares of ``pair_products`` nearly cancel, which bf16 cannot resolve.
+        # Add in float32, the logit's dtype: the two squares of ``pair_products`` nearly cancel, which bf16 cannot
+        # resolve.
         logits = logits + pair_products(vectors.to(logits.dtype)) + weights.squeeze(1)
         if self.first is not None:
             logits = logits + self.first(dense).squeeze(1)
@@ -61,5 +62,6 @@ class DeepFm(HeadedRanker):
 
     def drop_head(self) -> int:
         """See ``Ranker.drop_head``."""
-        # The head takes the MLP alone; ``last_hidden`` has two terms beside it, which ``forward`` adds to the logit.
+        # The head only takes the MLP's output; ``last_hidden`` also has the two terms that ``forward`` adds to the
+        # logit.
         return super().drop_head() + 2

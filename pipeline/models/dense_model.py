@@ -1,8 +1,9 @@
-"""The dense part of a model: all that stands behind its embedding tables, one module for training and for serving.
+"""The dense part of a model, which is all that follows its embedding tables, in one module to train and to serve.
 
 Training computes the embeddings and, over all ranks, the towers and sequences; it derives from ``DenseModel`` to add
-the loss (``training/model.py``). A published version is a ``DenseModel`` as it is, towers and sequences included
-(``publishing/dense.py``), and is exported for other programs. No torchrec here: serving does without it.
+the loss (``training/model.py``). A published version is a plain ``DenseModel``, including towers and sequences
+(``publishing/dense.py``), and is exported for other programs. This module does not import torchrec, which serving
+lacks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pipeline.models.layers.perceptron import MaxNorm, Ranker
 class SequenceInputs:
     """A sequence: its encoder, the widths of its columns, and by column the feature whose table it shares, if any.
 
-    ``encoder``: a ``SequenceVector``. ``candidates``: positions among the features.
+    ``encoder`` is a ``SequenceVector``. ``candidates`` are positions among the features.
     """
 
     encoder: nn.Module
@@ -31,7 +32,7 @@ class SequenceInputs:
 
 @dataclass(frozen=True)
 class TowerInputs:
-    """A tower's module, and the positions of what it takes among features and, behind them, sequences."""
+    """A tower's module, and the positions of its inputs among features, which come first, and sequences."""
 
     module: nn.Module
     positions: list[int]
@@ -40,18 +41,18 @@ class TowerInputs:
 class DenseModel(nn.Module):
     """forward(dense [b, n], embeddings, *events) -> logits [b], or [b, T] of several tasks, the main one first.
 
-    Embeddings are [b, F, D], and with ``widths`` [b, sum of widths]. Of each sequence, ``events`` has the embeddings of
-    all events [n, w], sample by sample, and the sample of each, [n].
+    Embeddings are [b, F, D], or with ``widths`` [b, sum of widths]. For each sequence, ``events`` has the embeddings of
+    all events [n, w], sample by sample, and the sample of each event, [n].
 
     Args:
         ranking: The ranking model.
         normalise: Normalises some of the dense features.
-        project: Brings embeddings of several widths to width D; towers do that for themselves.
-        widths: The features' widths, where they differ.
+        project: Projects embeddings of several widths to width D; towers do that themselves.
+        widths: The features' widths, if they differ.
         sequences: Each becomes one more vector.
-        towers: Their outputs take the place of the embeddings.
-        order: Order of the towers' output vectors; empty: as they come.
-        dtype: What products are computed in, by autocast; None: float32.
+        towers: Their outputs replace the embeddings.
+        order: The order of the towers' output vectors; empty: as they come.
+        dtype: The dtype of products, by autocast; None: float32.
     """
 
     def __init__(
@@ -81,32 +82,32 @@ class DenseModel(nn.Module):
 
     def forward(self, dense: Tensor, embeddings: Tensor, *events: Tensor) -> Tensor:
         """Return the logits, float32."""
-        # 1. Sequences: each becomes one vector a sample. They come first, because a target is looked up among the
-        #    features' embeddings as the tables gave them, before any tower or projection.
+        # 1. Encode the sequences, each to one vector per sample. They come first, because a target is looked up among
+        # the features' embeddings as the tables gave them, before any tower or projection.
         sequences = None
         if self._sequences:
             sequences = self._encode_sequences(embeddings, events, dense.shape[0])
 
-        # 2. Vectors of one width. Towers take sequences as well as features, so none are left to add behind them.
-        #    Without towers, only tables of several widths need a projection.
+        # 2. Make vectors of one width. Towers take sequences as well as features, so none are left to add after them.
+        # Without towers, only tables of several widths need a projection.
         if len(self.towers):
             embeddings = self._run_towers(embeddings, sequences)
             sequences = None
         elif self.project is not None:
             embeddings = self.project(embeddings)
 
-        # 3. The ranking model. Training enters here: its embeddings are exchanged between ranks first, and its towers
-        #    run where their tables lie (``training/model.py``).
+        # 3. Run the ranking model. Training enters here: its embeddings are exchanged between ranks first, and its
+        # towers run where their tables lie (``training/model.py``).
         dense, vectors = self.ranking_inputs(dense, embeddings, sequences)
         return self.compute_logits(dense, vectors)
 
     def ranking_inputs(self, dense: Tensor, embeddings: Tensor, sequences: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return what the ranking model takes.
+        """Return the inputs of the ranking model.
 
         Args:
             dense: [b, n].
             embeddings: [b, F, D] of features, or the outputs of towers [b, V, D].
-            sequences: Their vectors, [b, S, D].
+            sequences: The vectors of sequences, [b, S, D].
 
         Returns:
             Dense features, normalised, [b, n]; vectors of features and sequences, [b, V, D].
@@ -118,8 +119,8 @@ class DenseModel(nn.Module):
         return dense, embeddings
 
     def compute_logits(self, dense: Tensor, vectors: Tensor) -> Tensor:
-        """Run the ranking model on what ``ranking_inputs`` gives."""
-        # Without even a disabled autocast in float32, because an exported program would keep the context.
+        """Run the ranking model on the output of ``ranking_inputs``."""
+        # In float32, avoid even a disabled autocast, because an exported program would keep the context.
         logits: Tensor
         if self.dtype is None:
             logits = self.ranking(dense, vectors)
@@ -134,7 +135,7 @@ class DenseModel(nn.Module):
         for encoder, sequence, values, rows in zip(
             self.vectors, self._sequences, events[::2], events[1::2], strict=True
         ):
-            # The target: the sample's own embedding from each table that a column of the events shares.
+            # The target is the sample's own embedding from each table that a column of the events shares.
             candidates: list[Tensor | None] = []
             columns = values.split(sequence.widths, dim=1)
             for position in sequence.candidates:
@@ -151,13 +152,13 @@ class DenseModel(nn.Module):
         # In both layouts, positions number the features first, then the sequences.
         inputs: list[Tensor] = []
         if self.widths is None:
-            # One width: one index operation picks a tower's vectors, [b, V, D].
+            # With one width, a single index operation picks a tower's vectors, [b, V, D].
             if sequences is not None:
                 embeddings = torch.cat([embeddings, sequences], dim=1)
             for positions in self._tower_positions:
                 inputs.append(embeddings[:, positions])
         else:
-            # Several widths: vectors lie side by side, [b, sum of widths], as do a tower's inputs.
+            # With several widths, vectors lie side by side, [b, sum of widths], as do a tower's inputs.
             parts = list(embeddings.split(self.widths, dim=1))
             if sequences is not None:
                 parts += sequences.unbind(1)

@@ -32,7 +32,7 @@ class Attention(nn.Sequential):
     """[B, m, D] -> [B, l, D]: a layer of a transformer's encoder, and a linear layer over the vectors."""
 
     def __init__(self, count: int, dim: int, outputs: int, heads: int) -> None:
-        # Checked again, though the settings check embedding_dim: vectors of towers have a width of their own.
+        # The settings check embedding_dim, but vectors of towers have another width, so check again.
         check_heads("model", heads, dim)
         super().__init__(SelfAttention(dim, heads), VectorLinear(count, outputs))
 
@@ -65,7 +65,7 @@ class Crossed(nn.Module):
 
 
 class ConcatEnsemble(nn.Module):
-    """Ensemble ``concat``: [B, l, D] of each module, concatenated; ``count`` vectors come out."""
+    """The ensemble ``concat``: concatenates [B, l, D] of each module to ``count`` vectors."""
 
     def __init__(self, modules: int, vectors: int) -> None:
         super().__init__()
@@ -76,7 +76,7 @@ class ConcatEnsemble(nn.Module):
 
 
 class SumEnsemble(nn.Module):
-    """Ensemble ``sum``."""
+    """The ensemble ``sum``: adds up the outputs of the modules."""
 
     def __init__(self, modules: int, vectors: int) -> None:
         super().__init__()
@@ -87,7 +87,7 @@ class SumEnsemble(nn.Module):
 
 
 class WeightedSumEnsemble(nn.Module):
-    """Ensemble ``weighted_sum``: a learnt weight for each module."""
+    """The ensemble ``weighted_sum``: a learnt weight for each module."""
 
     def __init__(self, modules: int, vectors: int) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class Dhen(HeadedRanker):
             "linear": lambda count: VectorLinear(count, module_vectors),
             "cross": lambda count: Crossed(count, dim, module_vectors, cross_rank),
         }
-        # Layers change the number of vectors, so modules are made where their input's number is known.
+        # Layers change the number of vectors, so modules are made once the number of their inputs is known.
         count = self.vectors.count
         self.layers = nn.Sequential()
         for _ in range(layers):

@@ -44,7 +44,7 @@ class Dlrm(HeadedRanker):
     def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """See ``Ranker.last_hidden``."""
         if self.bottom is not None:
-            # Passed separately, so that the compiled kernel need not copy all vectors to prepend this one.
+            # Pass the vector separately, so that the compiled kernel need not copy all vectors to prepend this one.
             interacted = self.interaction(embeddings, self.bottom(dense))
         else:
             # Without a bottom MLP, whose output has autocast's dtype, the cast has to be explicit.
@@ -57,7 +57,7 @@ def numbered_pairs(pairs: Sequence[Sequence[str]], vectors: Sequence[str], shift
     """Return ``pairs`` of names as positions among ``vectors``, counted from ``shift``.
 
     Raises:
-        ConfigError: A pair names something else.
+        ConfigError: A pair names something that is not a vector.
     """
     positions = {name: position for position, name in enumerate(vectors, start=shift)}
     numbered = set()

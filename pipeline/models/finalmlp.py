@@ -30,7 +30,7 @@ class FinalMlp(Ranker):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        # Each stream is gated by features of its own, so that the two learn different views (section 3.2).
+        # Each stream is gated by its own features, so that the two learn different views (section 3.2).
         self.contexts = [
             gate_positions("first_gate", first_gate, inputs),
             gate_positions("second_gate", second_gate, inputs),
@@ -50,7 +50,7 @@ class FinalMlp(Ranker):
         return logits
 
     def streams(self, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:
-        """Return what both streams give, [B, w] each."""
+        """Return the outputs of both streams, [B, w] each."""
         inputs = concat_vectors(dense, embeddings)
         first_context = embeddings[:, self.contexts[0]].flatten(1)
         second_context = embeddings[:, self.contexts[1]].flatten(1)
@@ -73,10 +73,10 @@ class FinalMlp(Ranker):
 
 
 def gate_positions(setting: str, features: Sequence[str], inputs: ModelInputs) -> list[int]:
-    """Return the positions of ``features`` among the vectors; ``setting`` names them, for messages.
+    """Return the positions of ``features`` among the vectors; ``setting`` names them in messages.
 
     Raises:
-        ConfigError: The model does not get a feature as a vector of its own.
+        ConfigError: A feature is not one of the model's vectors.
     """
     for feature in features:
         if feature not in inputs.vectors:

@@ -35,7 +35,7 @@ class MaskNet(HeadedRanker):
         whole = self.vectors.count * inputs.dim
         self.blocks = nn.ModuleList()
         for number in range(blocks):
-            # In series, every block but the first takes what the one before it gives.
+            # In series, every block but the first takes the output of the previous one.
             width = whole if self.parallel or number == 0 else block_width
             self.blocks.append(MaskBlock(width, whole, mask_width, block_width))
         outputs = block_width * blocks if self.parallel else block_width
@@ -50,10 +50,10 @@ class MaskNet(HeadedRanker):
         # Each vector is normalised by itself before the blocks.
         value = self.norm(vectors).flatten(1)
         if self.parallel:
-            # Section 3.6: all blocks take the inputs, and the MLP takes what all give.
+            # In section 3.6 all blocks take the inputs, and the MLP takes all their outputs.
             value = torch.cat([block(value, whole) for block in self.blocks], dim=1)
         else:
-            # Section 3.5: a block takes what the one before it gives; its mask is always of the inputs.
+            # In section 3.5 a block takes the output of the previous one, but its mask always depends on the inputs.
             for block in self.blocks:
                 value = block(value, whole)
         hidden: Tensor = self.top(value)

@@ -36,7 +36,7 @@ class BuiltInRanker:
         from pipeline.models.layers.perceptron import initialise
 
         ranker_class = ranker_classes()[self.name]
-        # A module's constructor names the settings that it uses: it knows numbers, not configurations.
+        # A module's constructor names the settings that it uses, since it takes numbers and not configurations.
         settings = {}
         for name in inspect.signature(ranker_class).parameters:
             if name != "inputs":
@@ -47,7 +47,7 @@ class BuiltInRanker:
 
 def ranker_classes() -> dict[str, type[Ranker]]:
     """Return the torch module of every built-in ranker, by the ranker's name."""
-    # Imported here, since they load torch, which composing a configuration does without.
+    # Import them here, since they load torch, which composing a configuration does without.
     from pipeline.models.dcnv2 import DcnV2
     from pipeline.models.deepfm import DeepFm
     from pipeline.models.dhen import Dhen

@@ -14,15 +14,15 @@ from pipeline.records.dataset import DatasetSchema, SequenceGroup, SequenceProfi
 if TYPE_CHECKING:
     from torch import nn
 
-# Of the pass that is counted. Real ones, on no meta device, since the work depends on the lengths.
+# The samples of the counted pass. It runs on real tensors, since the work depends on the lengths.
 SAMPLES = 16
-# Standard deviations from the mean of a normal distribution to its 99th percentile.
+# The standard deviations from the mean of a normal distribution to its 99th percentile.
 NORMAL_P99 = 2.326
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlockCosts:
-    """The cost of a sequence's block: as ``ModelCosts``, and of ``flop`` those of the ``forward`` pass."""
+    """The cost of a sequence's block, as in ``ModelCosts``; ``forward`` is the part of ``flop`` in the forward pass."""
 
     flop: float
     forward: float
@@ -32,7 +32,7 @@ class BlockCosts:
     operations: float
 
 
-_COUNTED: dict[str, dict[str, BlockCosts]] = {}  # by what they depend on
+_COUNTED: dict[str, dict[str, BlockCosts]] = {}  # by the settings and lengths that they depend on
 
 
 def sequence_costs(
@@ -40,7 +40,7 @@ def sequence_costs(
 ) -> dict[str, BlockCosts]:
     """Return the costs of each sequence's block, as ``model_costs`` counts them, per sample of lengths as ``measured``.
 
-    A sequence that was not measured has the longest ones.
+    A sequence that was not measured gets the longest lengths.
     """
     if not schema.sequences:
         return {}
@@ -49,7 +49,7 @@ def sequence_costs(
         lengths[sequence.name] = lengths_like(sequence, measured.get(sequence.name))
         settings[sequence.name] = asdict(model.sequence(sequence.name))
         widths[sequence.name] = [model.dim_of(column.owner) for column in sequence.columns]
-    # As many places have vectors.
+    # The number of place vectors depends on the longest lengths.
     longest = [sequence.max_length for sequence in schema.sequences]
     key = json.dumps([model.embedding_dim, settings, list(widths.values()), longest, lengths], sort_keys=True)
     if key not in _COUNTED:
@@ -65,7 +65,7 @@ def sequence_costs(
 
 def lengths_like(sequence: SequenceGroup, measured: SequenceProfile | None) -> list[int]:
     """Return ``SAMPLES`` lengths, short and long ones, with the mean and the spread that were ``measured``."""
-    # The spread counts as attention grows with the squares of lengths.
+    # The spread matters, because attention grows with the squares of lengths.
     if measured is None:
         return [sequence.max_length] * SAMPLES
     longest = float(sequence.max_length)
@@ -76,9 +76,9 @@ def lengths_like(sequence: SequenceGroup, measured: SequenceProfile | None) -> l
     total = round(SAMPLES * mean)
     long = most = 0
     if high - low >= 1:
-        # Two lengths, one below and one above the mean by about the spread, in such shares that the mean stays.
+        # Use two lengths, one below and one above the mean by about the spread, in shares that keep the mean.
         long = min(max(round(SAMPLES * (mean - low) / (high - low)), 1), SAMPLES - 1)
-        # The others have an event each at least.
+        # The other samples need at least one event each.
         most = min(round(high), (total - (SAMPLES - long)) // long)
     # The other samples share the remaining events, in whole numbers.
     short = SAMPLES - long
@@ -93,7 +93,7 @@ def _block_costs(module: nn.Module, widths: list[int], lengths: list[int]) -> Bl
     from pipeline.models.operation_counter import OperationCounter
 
     saved = dict[int, int]()
-    # Alive, so that no storage's address is used twice.
+    # Keep tensors alive, so that no storage's address is used twice.
     kept: list[torch.Tensor] = []
 
     def save(value: torch.Tensor) -> torch.Tensor:
@@ -109,7 +109,7 @@ def _block_costs(module: nn.Module, widths: list[int], lengths: list[int]) -> Bl
             vectors = module(columns, rows, candidates, SAMPLES)
         forward = products.get_total_flops()
         vectors.sum().backward()
-    # Parameters are saved for the backward pass as well, but are no activations.
+    # Parameters are saved for the backward pass as well, but they are not activations.
     for parameter in module.parameters():
         saved.pop(parameter.untyped_storage()._cdata, None)
     return BlockCosts(
@@ -124,6 +124,6 @@ def _block_costs(module: nn.Module, widths: list[int], lengths: list[int]) -> Bl
 
 def events_of_batch(measured: SequenceProfile, samples: int) -> float:
     """Return the events of ``samples`` rows that 99 of 100 batches do not exceed."""
-    # The distance from mean to 99th percentile grows with the root of the number of rows, as of any sum.
+    # The distance from mean to 99th percentile grows with the root of the number of rows, as for any sum.
     mean = max(measured.looked_up, 1.0)
     return samples * mean + math.sqrt(samples) * max(measured.p99 - mean, 0.0)

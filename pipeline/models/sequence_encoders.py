@@ -26,10 +26,10 @@ from pipeline.specs.model import BlockInputs
 
 
 class TargetAttention(nn.Module):
-    """forward(events [n, D], their places, target [B, D]) -> [B, D]: the events' sum, weighed by an MLP.
+    """forward(events [n, D], their places, target [B, D]) -> [B, D]: the sum of the events, weighed by an MLP.
 
-    It takes event, target, their difference and their product (DIN, section 4.3). ``softmax``: the weights of a sample
-    add up to one.
+    The MLP takes event, target, their difference and their product (DIN, section 4.3). With ``softmax`` the weights of
+    a sample add up to one.
     """
 
     def __init__(self, dim: int, hidden: Sequence[int], *, softmax: bool) -> None:
@@ -51,7 +51,8 @@ class HstuLayer(nn.Module):
     """forward(values [n, D], their places, ages [n, w] or None) -> [n, D], or [B, D] of the newest events (``last``).
 
     U, V, Q, K = SiLU(W1 norm(X)); Y = W2 (norm(A V) * U) + X (arXiv 2402.17152, section 3.2). ``heads`` divides D;
-    ``longest``: events of a sample at most. ``ages``: width w of the ages' embeddings, by which keys have a bias; or 0.
+    ``longest`` is the most events of a sample. ``ages`` is the width w of the ages' embeddings, by which keys have a
+    bias; or 0.
     """
 
     def __init__(self, dim: int, heads: int, longest: int, ages: int = 0) -> None:
@@ -70,16 +71,16 @@ class HstuLayer(nn.Module):
         """Return new ``values`` [n, D]; with ``last`` only those of each sample's newest event, [B, D]."""
         normed = self.norm(values)
         by_head = self.heads, -1
-        # Queries and gates have a linear layer of their own: in the last layer, only the newest events need them.
+        # Queries and gates have a separate linear layer, since in the last layer only the newest events need them.
         key, value = nn.functional.silu(wide(self.pair(normed))).chunk(2, dim=1)
         key = key.unflatten(1, by_head)
         value = value.unflatten(1, by_head)
-        # With ``last``, only the newest event asks: the work is linear in the number of events.
+        # With ``last``, only the newest event has a query, so the work is linear in the number of events.
         asking = jagged.newest(normed) if last else normed
         gate, query = nn.functional.silu(wide(self.asking(asking))).chunk(2, dim=1)
         query = query.unflatten(1, by_head)
         if self.age is not None and ages is not None:
-            # One more column of the keys, which every query takes as it is.
+            # The bias is one more column of the keys, which every query multiplies by 1.
             key = torch.cat([key, wide(self.age(ages))[:, :, None]], dim=2)
             query = torch.cat([query, torch.ones_like(query[:, :, :1])], dim=2)
         if last:
@@ -102,7 +103,7 @@ class Hstu(nn.Module):
     def forward(self, events: Tensor, jagged: Jagged, target: Tensor | None, ages: Tensor | None = None) -> Tensor:
         assert target is not None
         if ages is not None:
-            # The target has none: its time is the row's.
+            # The target has no age, since its time is the row's.
             ages, _ = jagged.followed_by(ages, ages.new_zeros(target.shape[0], ages.shape[1]))
         events, jagged = jagged.followed_by(events, target)
         for number, layer in enumerate(self.layers, start=1):
@@ -121,8 +122,8 @@ class EventSum(nn.Module):
 class TransformerLayer(nn.Module):
     """forward(values [n, D], their places) -> [n, D], or [B, D] of the newest events alone (``last``).
 
-    Attention and an MLP, each behind a norm and beside its input (SASRec, arXiv 1808.09781, section 3.2). ``heads``
-    divides D; ``longest``: events of a sample at most.
+    Attention and an MLP, each after a norm and with a residual sum (SASRec, arXiv 1808.09781, section 3.2). ``heads``
+    divides D; ``longest`` is the most events of a sample.
     """
 
     def __init__(self, dim: int, heads: int, longest: int) -> None:
@@ -160,7 +161,7 @@ class TransformerLayer(nn.Module):
 class Transformer(nn.Module):
     """forward(events [n, D], their places, target [B, D] or None) -> [B, D].
 
-    ``targeted``: the target is the last of the events (BST, arXiv 1905.06874), else the newest event speaks for all.
+    With ``targeted`` the target is the last of the events (BST, arXiv 1905.06874); otherwise the newest event is used.
     """
 
     def __init__(self, dim: int, layers: int, heads: int, max_length: int, *, targeted: bool) -> None:
@@ -189,7 +190,7 @@ def build_sequences(model: ModelConfig, schema: DatasetSchema, seed: int) -> nn.
         settings = model.sequence(sequence.name)
         spec = settings.block_at(f"model.sequences.{sequence.name}")
         widths = [model.dim_of(column.owner) for column in sequence.columns]
-        # The column of the events' ages, where there is one and the block wants it.
+        # Find the column of the events' ages, if there is one and the block uses it.
         age = None
         names = [column.name for column in sequence.columns]
         if spec.ages and event_feature(sequence.name, AGE) in names:
@@ -208,7 +209,8 @@ def build_sequences(model: ModelConfig, schema: DatasetSchema, seed: int) -> nn.
                 places=settings.places,
                 age=age,
             )
-        # Seeded by name, not by place, so that adding a sequence does not change the others' weights.
+        # Derive the seed from the name, not the position, so that adding a sequence does not change the others'
+        # weights.
         digest = hashlib.blake2b(f"{seed}|{sequence.name}".encode(), digest_size=8).digest()
         sequence_seed = int.from_bytes(digest, "little") >> 1
         initialise(vector, sequence_seed)

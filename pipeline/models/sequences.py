@@ -17,7 +17,7 @@ def check_heads(block: str, heads: int, inputs: BlockInputs) -> None:
     """Check that ``heads`` divide the width of the events.
 
     Raises:
-        ConfigError: They do not.
+        ConfigError: They do not divide it.
     """
     if inputs.dim % heads:
         raise ConfigError(

@@ -40,7 +40,7 @@ class RankerConfig(ModelConfig):
         return self.norm == "batch"
 
     def check(self, path: str) -> None:
-        """ConfigError for a layer without width."""
+        """Raise ConfigError for a layer without width."""
         super().check(path)
         # In rankers' settings, lists of numbers are widths; lists of names, such as gates, are not checked.
         for each in fields(self):
@@ -75,7 +75,7 @@ class DlrmConfig(VectorRankerConfig):
     )
 
     def check(self, path: str) -> None:
-        """ConfigError for a pair to drop that is none."""
+        """Raise ConfigError for a pair to drop that is not a pair of two features."""
         super().check(path)
         # ``dlrm.numbered_pairs`` checks that the features exist, because the vectors are not known here.
         for pair in self.drop_pairs:
@@ -128,7 +128,7 @@ class WideDeepConfig(RankerConfig):
     )
 
     def check(self, path: str) -> None:
-        """Besides: something of an embedding must be left for the MLP."""
+        """Also check that something of an embedding is left for the MLP."""
         super().check(path)
         if self.wide >= self.embedding_dim:
             raise ConfigError(
@@ -157,7 +157,7 @@ class FinalMlpConfig(RankerConfig):
     heads: int = setting(4, low=1, doc="Number of heads that vectors are cut into, each with products of its own.")
 
     def check(self, path: str) -> None:
-        """Besides: the heads must divide both streams' last widths."""
+        """Also check that the heads divide both streams' last widths."""
         super().check(path)
         for name, widths in (("top_mlp", self.top_mlp), ("second_mlp", self.second_mlp)):
             if not widths:
@@ -206,7 +206,7 @@ class DhenConfig(VectorRankerConfig):
     channels: int = setting(8, low=1, doc="Channels of the convolution.")
 
     def check(self, path: str) -> None:
-        """Besides: there must be a module."""
+        """Also check that there is a module."""
         super().check(path)
         if not self.modules:
             raise ConfigError(f"{path}.modules is [], expected a module at least", hint=f"{path}.modules=[dot,cross]")
@@ -240,10 +240,10 @@ class MlpConfig(RankerConfig):
 
 
 def check_heads(path: str, heads: int, width: int) -> None:
-    """Check that ``heads`` divide vectors of ``width``; ``path``: of the model's settings.
+    """Check that ``heads`` divide vectors of ``width``; ``path`` is that of the model's settings.
 
     Raises:
-        ConfigError: They do not.
+        ConfigError: The heads do not divide the width.
     """
     if width % heads:
         raise ConfigError(

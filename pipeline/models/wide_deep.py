@@ -16,8 +16,8 @@ from pipeline.specs.model import ModelInputs
 class SparseLinear(nn.Module):
     """forward(dense [B, n], weights [B, J]) -> [B, J]: N_j = sum_i W_ij norm(V_i) + B_j (Twitter Cortex, 2018).
 
-    An id's value is 1 (or its weight in a list), so ``weights`` are the sums that pooling made of the ids' own rows of
-    W. A numeric feature is divided by the largest magnitude seen of it, and gets a bias of its own (``MaxNorm``).
+    An id's value is 1 (or its weight in a list), so ``weights`` are the sums by pooling of the ids' own rows of W. A
+    numeric feature is divided by the largest magnitude seen so far, and gets its own bias (``MaxNorm``).
     """
 
     def __init__(self, dense: int, outputs: int) -> None:
@@ -27,7 +27,7 @@ class SparseLinear(nn.Module):
         # Without numeric features these would be empty parameters in every checkpoint.
         if dense:
             self.norm = MaxNorm(range(dense))
-            # Without a bias of its own, because ``bias`` is there with or without numeric features.
+            # The layer has no bias, because ``bias`` is there with or without numeric features.
             self.linear = nn.Linear(dense, outputs, bias=False)
         self.bias = nn.Parameter(torch.zeros(outputs))
 
@@ -40,8 +40,8 @@ class SparseLinear(nn.Module):
 class WideDeep(HeadedRanker):
     """forward(dense [B, n], embeddings [B, V, D]) -> logits [B] in float32.
 
-    The first ``wide`` values of each embedding are the id's weights in the sparse linear layer. One output of it is the
-    wide part of the paper and is added to the logit; more feed the last layer through ReLU.
+    The first ``wide`` values of each embedding are the id's weights in the sparse linear layer. A single output of that
+    layer is the paper's wide part and is added to the logit; several feed the last layer through ReLU.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class WideDeep(HeadedRanker):
     ) -> None:
         super().__init__()
         dense, vectors = len(inputs.dense), len(inputs.vectors)
-        # The settings check embedding_dim; vectors of towers have a width of their own.
+        # The settings check embedding_dim, but vectors of towers have another width.
         if wide >= inputs.dim:
             raise ConfigError(
                 f"model.wide is {wide}, expected less than the width {inputs.dim} of the vectors", hint="model.wide=1"

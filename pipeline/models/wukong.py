@@ -23,7 +23,7 @@ class FactorBlock(nn.Module):
         self.mlp = mlp([count * products, *hidden, outputs * dim], last_activation=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
-        # [B, m, k] instead of all m x m products, which is linear in the number of vectors.
+        # Compute [B, m, k], which is linear in the number of vectors m, instead of all m x m products.
         products = torch.bmm(vectors, self.sums(vectors).mT)
         result: Tensor = self.mlp(self.norm(products.flatten(1))).unflatten(1, self.shape)
         return result

@@ -1,7 +1,7 @@
-"""Which option every table gets and on which ranks, so that the slowest rank is fastest and every capacity is kept.
+"""Assigns an option and ranks to every table, so that the slowest rank is fastest and every capacity is kept.
 
 Small problems are solved whole as a mixed-integer program. Large ones are first solved averaged over the ranks, which
-picks the options and bounds the answer; the shards are then placed longest first and improved by local search and by
+picks the options and bounds the answer. The shards are then placed longest first, and improved by local search and by
 solving a few tables on a few ranks at a time exactly.
 """
 
@@ -16,7 +16,7 @@ from pipeline.planning.assign_model import AssignmentModel, AssignmentProblem, P
 from pipeline.planning.assign_programs import FlatOptions, count_columns, solve_averaged, solve_exact, solve_thinnest
 from pipeline.planning.assign_search import improve, place, refine
 
-# Up to so many integer columns the whole problem is one program.
+# A problem with at most this many integer columns is solved as a single program.
 EXACT_COLUMNS = 100
 # The same limit where nothing else has found an assignment.
 RESCUE_COLUMNS = 20_000
@@ -24,13 +24,13 @@ RESCUE_COLUMNS = 20_000
 EXACT_NODES, NODE_COLUMNS = 1_000, 250_000
 # A share of the slowest rank's ms that is not worth a search.
 EXACT_GAP = 1e-3
-# Bisections of the ms between the bound and the best assignment known.
+# The number of bisections of the ms between the bound and the best known assignment.
 ROUNDS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """Each table's candidate and its shards' ranks. ``ms``: the slowest rank's; no assignment is under ``bound``."""
+    """Each table's candidate and its shards' ranks. ``ms`` is the slowest rank's; no assignment is below ``bound``."""
 
     chosen: dict[str, int]
     ranks: dict[str, tuple[int, ...]]
@@ -46,16 +46,16 @@ def assign(problem: AssignmentProblem, *, tolerance: float = EXACT_GAP, thorough
 
     Args:
         problem: Candidates of every table, and what every rank has room for.
-        tolerance: The search of a large problem ends at this share above the bound; infinite: any assignment will do.
-        thorough: False gives a large problem no more than placing and local search.
+        tolerance: The search of a large problem ends at this share above the bound; infinite: any assignment suffices.
+        thorough: Whether a large problem gets more than placing and local search.
 
     Returns:
-        The assignment. None: nothing fits, or on a large problem nothing was found that does.
+        The assignment. None: nothing fits, or the search of a large problem found nothing that does.
 
     Raises:
         ValueError: A place names one rank for two shards.
     """
-    # 1. The problem as arrays, without what fits nowhere. Often nothing is left to decide.
+    # 1. Turn the problem into arrays, without what fits nowhere. Often nothing is left to decide.
     model = build_model(problem)
     if model is None:
         return None
@@ -65,7 +65,7 @@ def assign(problem: AssignmentProblem, *, tolerance: float = EXACT_GAP, thorough
     if only is not None:
         return _finish(model, only if only.fits() else None, only.ms)
 
-    # 2. Averaged over the ranks: whether anything can fit, a bound, and an option for every table.
+    # 2. Solve it averaged over the ranks: whether anything can fit, a bound, and an option for every table.
     flat = FlatOptions.of(model)
     averaged = solve_averaged(model, flat)
     if averaged.infeasible:
@@ -74,14 +74,14 @@ def assign(problem: AssignmentProblem, *, tolerance: float = EXACT_GAP, thorough
     if not large and math.isfinite(tolerance):
         tolerance = EXACT_GAP
 
-    # 3. Real assignments of these options, and of those that tighter averages pick.
+    # 3. Make real assignments of these options, and of those that tighter averages pick.
     bound = max(averaged.bound, float(model.base.max()))
     best = _place_first(model, flat, averaged.picks, bound)
     best, bound = _bisect(model, flat, best, bound, tolerance)
     if large and not thorough:
         return _finish(model, best, bound)
 
-    # 4. What is still above the tolerance is solved exactly: a few tables at a time if it is large, else whole.
+    # 4. If that is still above the tolerance, solve exactly: a few tables at a time in a large problem, else the whole.
     enough = bound * (1 + tolerance)
     if best is None or (not large and best.ms > enough):
         best, bound = _solve_whole(model, best, bound)
@@ -110,12 +110,12 @@ def _find_only_assignment(model: AssignmentModel) -> PartialAssignment | None:
 def _place_first(
     model: AssignmentModel, flat: FlatOptions, picks: tuple[int, ...] | None, bound: float
 ) -> PartialAssignment | None:
-    # The average uses all room, and shards of real sizes may not pack so tightly.
+    # The average uses all room, but shards of real sizes may not pack so tightly.
     if picks is not None:
         best = _place_picks(model, picks, bound, (0.0, 0.5, 2.0))
         if best is not None:
             return best
-    # Then options that leave ever more of the room free are tried, last those that leave the most.
+    # Try options that leave more and more of the room free, and last those that leave the most.
     for room in (0.97, 0.9, 0.8):
         spared = solve_averaged(model, flat, room=room)
         if spared.picks is not None:
@@ -135,8 +135,8 @@ def _bisect(
     for _ in range(ROUNDS):
         if best is None or best.ms <= max(low, bound) * (1 + tolerance):
             break
-        # What cannot be faster than the middle even on average raises the bound; what the average says of
-        # assignments faster than the middle is tried.
+        # If nothing is faster than the middle even on average, the middle raises the bound. Otherwise, try the options
+        # that the average picks below the middle.
         middle = (low + best.ms) / 2
         sharper = solve_averaged(model, flat, below=middle)
         bound = max(bound, middle if sharper.infeasible else min(sharper.bound, middle))
@@ -174,10 +174,10 @@ def _solve_whole(
     if columns > RESCUE_COLUMNS:
         return best, bound
     nodes = min(EXACT_NODES, max(NODE_COLUMNS // columns, 100))
-    # As a rescue of a large problem any assignment will do.
+    # Any assignment is good enough to rescue a large problem.
     gap = EXACT_GAP if columns <= EXACT_COLUMNS else np.inf
     cutoff = best.ms * (1 - 1e-6) if best is not None else np.inf
-    # A solver's "fits" may be a millionth over; then once more with that much of each capacity left free.
+    # An assignment that fits for the solver may be a millionth over, so try again with that much of each capacity free.
     for spare in (0.0, 2e-6):
         state, proven, infeasible = solve_exact(model, nodes, gap, cutoff, spare=spare)
         if not spare:

@@ -1,4 +1,4 @@
-"""The assignment problem as arrays: what every table may be, and what a partial assignment holds of each rank."""
+"""The assignment problem as arrays: the options of every table, and what a partial assignment puts on each rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class ShardCost:
-    """One shard: its rank's ms, and what it uses there: bytes by memory, and of any other thing that has a limit."""
+    """One shard: its rank's ms, and what it uses there: bytes by memory, and of any other limited resource."""
 
     ms: float
     usage: tuple[float, ...]
@@ -17,7 +17,7 @@ class ShardCost:
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One way to hold a table. ``places``: alternatives, the ranks of the shards in order; None: any ranks."""
+    """One way to hold a table. ``places`` are alternatives, each with the shards' ranks in order; None: any ranks."""
 
     shards: tuple[ShardCost, ...]
     places: tuple[tuple[int, ...], ...] | None
@@ -25,7 +25,7 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class AssignmentProblem:
-    """Candidates by table; of every rank what its shards may use, and what it does besides the tables (ms)."""
+    """Candidates by table, what their shards may use of every rank, and what the rank does besides the tables (ms)."""
 
     candidates: dict[str, tuple[Candidate, ...]]
     capacity: tuple[tuple[float, ...], ...]
@@ -34,10 +34,10 @@ class AssignmentProblem:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Option:
-    """A candidate that fits somewhere; ``index``: its number among its table's candidates.
+    """A candidate that fits somewhere; ``index`` is its number among its table's candidates.
 
-    Shapes: ms [shards], usage [shards, limits], places [alternatives, shards] or None for any ranks. ``order``: the
-    shards, slowest first.
+    Shapes: ms [shards], usage [shards, limits], places [alternatives, shards] or None for any ranks. ``order`` lists
+    the shards, slowest first.
     """
 
     index: int
@@ -54,7 +54,7 @@ class Option:
 class AssignmentModel:
     """Tables with their options, and the ranks. Shapes: capacity [ranks, limits], base [ranks] in ms.
 
-    ``per_unit``: 1 / capacity, 0 where there is none.
+    ``per_unit`` is 1 / capacity, 0 where there is no capacity.
     """
 
     tables: tuple[str, ...]
@@ -69,7 +69,7 @@ class AssignmentModel:
 
     @property
     def scale(self) -> float:
-        """A ms about the answer's, so that the solvers' tolerances mean the same for every problem."""
+        """The order of magnitude of the answer in ms, so that solver tolerances mean the same for every problem."""
         cheapest = []
         for options in self.options:
             cheapest.append(min(option.total_ms for option in options))
@@ -77,9 +77,9 @@ class AssignmentModel:
 
 
 def build_model(problem: AssignmentProblem) -> AssignmentModel | None:
-    """Turn the problem into arrays, without what cannot fit even alone; None where a table has nothing else.
+    """Turn the problem into arrays, without what cannot fit even alone; None if that leaves a table no option.
 
-    Raises ValueError where a place does not name a distinct rank for each shard.
+    Raises ValueError if a place does not name a distinct rank for each shard.
     """
     capacity = np.array(problem.capacity, np.float64).reshape(len(problem.base_ms), -1)
     tables = []
@@ -133,7 +133,7 @@ def _build_option(table: str, index: int, candidate: Candidate, capacity: np.nda
 
 
 class PartialAssignment:
-    """Each table's option (-1: none yet) and its shards' ranks, and the ranks' ms (``load``) and usage (``used``)."""
+    """Each table's option (-1: none yet) and shard ranks, and the ms (``load``) and usage (``used``) of all ranks."""
 
     def __init__(self, model: AssignmentModel) -> None:
         self.model = model
@@ -165,11 +165,11 @@ class PartialAssignment:
     def find_ranks(self, option: Option, target: float, weight: float) -> np.ndarray | None:
         """Find the best ranks for the option's shards, the slowest shard first; None where they do not fit.
 
-        Best: the least load by ``target`` (ms) plus ``weight`` times the fullest memory's share used.
+        The best have the least load divided by ``target`` (ms), plus ``weight`` times the fullest memory's used share.
         """
         capacity, per_unit = self.model.capacity, self.model.per_unit
         if option.places is not None:
-            # Whole alternatives are compared by their worst rank.
+            # Compare whole alternatives by their worst rank.
             after = self.used[option.places] + option.usage
             score = ((self.load[option.places] + option.ms) / target).max(axis=1)
             if weight:
@@ -202,7 +202,7 @@ class PartialAssignment:
         return ranks
 
     def slowest_ms(self, option: Option, ranks: np.ndarray) -> float:
-        """ms of the slowest of these ranks once the option's shards lie on them."""
+        """Return the ms of the slowest of these ranks once the option's shards are on them."""
         load = self.load.copy()
         np.add.at(load, ranks, option.ms)
         return float(load[ranks].max())
@@ -218,7 +218,7 @@ class PartialAssignment:
         return min(self.chosen, default=0) >= 0 and bool((self.used <= self.model.capacity).all())
 
     def recompute(self) -> PartialAssignment:
-        """Make the same assignment anew, so that its sums are free of what adding and removing rounded."""
+        """Build the same assignment anew, so that its sums have no rounding errors from adding and removing."""
         state = PartialAssignment(self.model)
         for table, number in enumerate(self.chosen):
             if number >= 0:

@@ -1,4 +1,4 @@
-"""Mixed-integer programs by HiGHS: the whole assignment problem, and the problem averaged over the ranks.
+"""Mixed-integer programs for HiGHS: the whole assignment problem, and the problem averaged over the ranks.
 
 The average says which option each table should have, and bounds what any assignment can reach.
 """
@@ -17,18 +17,18 @@ import numpy as np
 
 from pipeline.planning.assign_model import AssignmentModel, Option, PartialAssignment
 
-# Seconds; a last resort, the node limits end a search long before.
+# Seconds, as a last resort; the node limits end a search long before.
 TIME_LIMIT = 60.0
-# Ranks whose forced shards are counted one by one.
+# The number of ranks whose forced shards are counted one by one.
 CROWDED_RANKS = 8
-# At most q shards larger than 1/(q + 1) of a rank lie on it.
+# A rank can hold at most q shards larger than 1/(q + 1) of it.
 CROWD_SIZES = (1, 2, 3)
 
 
 @contextmanager
 def silence_native_output() -> Iterator[None]:
-    """Suppress what native code prints in the block: no option of HiGHS stops all of its lines."""
-    # Native output waits in a buffer of the C library's.
+    """Suppress what native code prints in the block, since no option of HiGHS stops all of its lines."""
+    # Flush the C library's buffer, where native output waits.
     flush = ctypes.CDLL(None).fflush
     sys.stdout.flush()
     flush(None)
@@ -53,7 +53,7 @@ class Program:
     high: list[float] = field(default_factory=list)
 
     def add_columns(self, count: int, upper: float = 1.0) -> np.ndarray:
-        """Add integer columns of [0, upper]; their numbers."""
+        """Add integer columns of [0, upper] and return their numbers."""
         start = len(self.upper)
         self.upper.extend([upper] * count)
         return np.arange(start, start + count)
@@ -66,7 +66,7 @@ class Program:
         self.high.append(high)
 
     def solve(self, nodes: int, gap: float, cutoff: float = np.inf) -> tuple[np.ndarray | None, float, bool]:
-        """Run HiGHS: (x or None, proven lower bound of x[0], whether no x has x[0] <= cutoff)."""
+        """Run HiGHS; returns (x or None, proven lower bound of x[0], whether no x has x[0] <= cutoff)."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csc_array
 
@@ -83,7 +83,7 @@ class Program:
         return result.x, bound, result.status == 2
 
 
-# The whole problem.
+# The program of the whole problem.
 
 
 def count_columns(model: AssignmentModel) -> int:
@@ -110,17 +110,18 @@ def solve_exact(
 ) -> tuple[PartialAssignment | None, float, bool]:
     """Solve the whole problem: (state or None, lower bound in ms, whether nothing at or below ``cutoff`` ms fits).
 
-    ``spare``: share of every capacity left unused, against the solver's rounding. ``among`` (bool): the ranks for
-    shards that may lie anywhere. ``ceiling`` (ms): where finite, a rank may be so slow without counting as the slowest.
+    ``spare`` is the share of every capacity left unused, against the solver's rounding. ``among`` (bool) has the ranks
+    for shards that may lie anywhere. Where ``ceiling`` (ms) is finite, a rank may take that long without counting as
+    the slowest.
     """
-    # 1. The columns, and what each of them puts on which rank.
+    # 1. Build the columns, and what each of them puts on which rank.
     scale = model.scale
     program = Program()
     anywhere = among if among is not None else np.ones(model.ranks, bool)
     columns = ProblemColumns(model, program, anywhere)
     at, ranks, ms, usage = map(np.concatenate, zip(*columns.entries, strict=True))
 
-    # 2. The rows: what a rank has time and room for.
+    # 2. Add rows for what a rank has time and room for.
     for rank in range(model.ranks):
         here = ranks == rank
         # No rank is slower than the slowest, which is column 0.
@@ -133,7 +134,7 @@ def solve_exact(
         for tier in np.flatnonzero((model.capacity[rank] > 0) & (usage[here].sum(axis=0) > 0)):
             program.add_row(at[here], usage[here, tier] / model.capacity[rank, tier], -np.inf, 1.0 - spare)
     if among is None:
-        # Of ranks that may be exchanged the first is held the slower: the solver need not try both orders.
+        # Of two exchangeable ranks, the first must be at least as slow, so the solver need not try both orders.
         for first, second in _pair_equal_ranks(model):
             here = (ranks == first) | (ranks == second)
             program.add_row(at[here], np.where(ranks[here] == first, ms[here], -ms[here]) / scale, 0.0, np.inf)
@@ -147,10 +148,10 @@ def solve_exact(
 
 
 class ProblemColumns:
-    """The whole problem's columns: a place of an option each, or how many of a group of like shards lie on a rank.
+    """The columns of the whole problem: one per place of an option, or the number of equal shards on a rank.
 
-    ``entries``: (column, rank, ms, usage) of everything that a column puts on a rank. ``picks``: (table, option, the
-    columns of which one picks it). ``spreads``: by table and option, (shards of a group, columns, ranks).
+    ``entries`` has (column, rank, ms, usage) of everything that a column puts on a rank. ``picks`` has (table, option,
+    the columns of which one picks it). ``spreads`` has (shards of a group, columns, ranks) by table and option.
     """
 
     def __init__(self, model: AssignmentModel, program: Program, among: np.ndarray) -> None:
@@ -174,7 +175,7 @@ class ProblemColumns:
     def _add_free_shards(self, program: Program, table: int, number: int) -> np.ndarray:
         option = self.model.options[table][number]
         spread = self.spreads.setdefault((table, number), [])
-        # A single shard's place is its pick. Several need a column that says whether all of them are placed.
+        # A single shard's place is its pick. Several shards need a column that says whether all of them are placed.
         pick = program.add_columns(1) if len(option.ms) > 1 else np.zeros(0, np.int64)
         for group in _group_equal_shards(option):
             usage, count = option.usage[group[0]], float(len(group))
@@ -210,7 +211,7 @@ def _group_equal_shards(option: Option) -> list[np.ndarray]:
 
 def _pair_equal_ranks(model: AssignmentModel) -> list[tuple[int, int]]:
     keys = np.column_stack([model.base, model.capacity]).tolist()
-    # Each rank with the next one like it: a chain orders all of them.
+    # Pair each rank with the next equal one, since such a chain orders all of them.
     pairs = []
     for first in range(model.ranks):
         for second in range(first + 1, model.ranks):
@@ -224,7 +225,7 @@ def _pair_equal_ranks(model: AssignmentModel) -> list[tuple[int, int]]:
 def _may_exchange(option: Option, first: int, second: int) -> bool:
     if option.places is None:
         return True
-    # Exchanging two ranks must map the places onto themselves, whichever of like shards lies where.
+    # Exchanging two ranks must map the places onto themselves, whichever of equal shards lies where.
     kinds = np.zeros(len(option.ms), np.int64)
     for number, group in enumerate(_group_equal_shards(option)):
         kinds[group] = number
@@ -238,7 +239,7 @@ def _may_exchange(option: Option, first: int, second: int) -> bool:
     return exchanged <= known
 
 
-# The problem averaged over the ranks.
+# The program of the problem averaged over the ranks.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -282,14 +283,14 @@ def solve_averaged(
 ) -> AveragedSolution:
     """Find the least ms with loads and bytes averaged over the ranks.
 
-    ``below``: ms of a known assignment; what only slower ones could pack is cut off, so the bound holds for those
-    faster than it. ``room``: share of the capacities that may be used (below 1 the bound is none).
+    ``below`` is the ms of a known assignment: what only slower ones could pack is cut off, so the bound holds for
+    faster ones. ``room`` is the share of the capacities that may be used; below 1 there is no bound.
     """
     program = Program()
     picks = _add_picks(program, model, flat)
     ms, base = model.scale, model.base
-    # The mean of all ranks' loads, and every single large shard, are at most the slowest rank's ms. No single shard
-    # and no crowd of large ones is averaged away.
+    # The slowest rank takes at least the mean of all ranks' loads, and at least as long as any large shard. No single
+    # shard and no crowd of large ones is averaged away.
     program.add_row(np.append(picks, 0), np.append(flat.total_ms, -model.ranks * ms) / ms, -np.inf, -base.sum() / ms)
     for table in range(len(model.tables)):
         mine = flat.table == table
@@ -310,7 +311,7 @@ def solve_averaged(
 
 
 def solve_thinnest(model: AssignmentModel, flat: FlatOptions, *, nodes: int = 200) -> AveragedSolution:
-    """Find the options that leave every tier the most room (``bound``: share of the fullest), whatever they cost."""
+    """Find the options that leave every tier the most room (``bound``: share of the fullest), whatever their ms."""
     program = Program()
     picks = _add_picks(program, model, flat)
     total = model.capacity.sum(axis=0)
@@ -333,7 +334,7 @@ def _add_picks(program: Program, model: AssignmentModel, flat: FlatOptions) -> n
 
 
 def _add_forced_rows(program: Program, model: AssignmentModel, flat: FlatOptions, picks: np.ndarray) -> None:
-    # Shards without a choice of rank (row-wise, data-parallel) weigh on that very rank.
+    # Shards without a choice of rank (row-wise, data-parallel) burden that very rank.
     fixed = []
     for number, option in enumerate(flat.options):
         if option.places is not None and len(option.places) == 1:
@@ -346,7 +347,7 @@ def _add_forced_rows(program: Program, model: AssignmentModel, flat: FlatOptions
         option = flat.options[number]
         load[option.places[0], column] = option.ms  # type: ignore[index]
         usage[option.places[0], column] = option.usage  # type: ignore[index]
-    # Equal ranks give equal rows, and of the others the heaviest few say the most.
+    # Equal ranks give equal rows, and the few heaviest ranks constrain the most.
     rows = np.column_stack([model.base, model.capacity, load, usage.reshape(model.ranks, -1)])
     _, first = np.unique(rows, axis=0, return_index=True)
     heaviest = sorted(first.tolist(), key=lambda rank: (-load[rank].sum() - model.base[rank], rank))
@@ -359,8 +360,8 @@ def _add_forced_rows(program: Program, model: AssignmentModel, flat: FlatOptions
 
 
 def _add_crowd_rows(program: Program, picks: np.ndarray, sizes: list[np.ndarray], whole: float, ranks: int) -> None:
-    # Pigeonhole: at most q x ranks shards are larger than 1/(q + 1) of a whole rank. ``sizes``: the shards' of each
-    # option, in the unit of ``whole``, what a rank has.
+    # By the pigeonhole principle, at most q x ranks shards are larger than 1/(q + 1) of a whole rank. ``sizes`` has
+    # those of each option's shards, in the unit of ``whole``, which is what a rank has.
     every = np.concatenate(sizes)
     owner = np.repeat(np.arange(len(sizes)), list(map(len, sizes)))
     for q in CROWD_SIZES:
@@ -375,7 +376,7 @@ def _read_picks(
 ) -> tuple[int, ...] | None:
     if x is None:
         return None
-    # An option's number counts from the first of its table.
+    # An option's number counts from the first option of its table.
     starts = np.searchsorted(flat.table, np.arange(len(model.tables)))
     # HiGHS' ones and zeros are exact only within a tolerance.
     picked = np.flatnonzero(x[picks] > 0.5)

@@ -1,7 +1,7 @@
-"""Assignments of picked options to ranks: longest processing time first with repair, then local search.
+"""Assigns picked options to ranks: longest processing time first with repair, then local search.
 
-A large assignment is then improved a neighbourhood at a time: a few tables on a few ranks, solved exactly, the rest
-held.
+A large assignment is then improved one neighbourhood at a time: a few tables on a few ranks are solved exactly while
+the rest is held.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ import numpy as np
 from pipeline.planning.assign_model import AssignmentModel, PartialAssignment
 from pipeline.planning.assign_programs import solve_exact
 
-# Times a table that did not fit is placed first instead, and the placements of shards that this may cost.
+# How often a table that did not fit is placed first instead, and the placements of shards that this may cost.
 RESTARTS, PLACEMENTS = 40, 60_000
-# Accepted changes of one local search.
+# The most accepted changes of one local search.
 STEPS = 3_000
-# A change must gain this share.
+# The smallest gain of a change, as a share.
 LEAST_GAIN = 1e-7
-# The most exchanges of two shards that are looked at.
+# The most exchanges of two shards that are considered.
 MOST_EXCHANGES = 2_000
-# Neighbourhoods solved, and how many of them without a gain end the search.
+# The most neighbourhoods that are solved, and how many without a gain in a row end the search.
 NEIGHBOURHOODS, PATIENCE = 16, 4
-# Integer columns of a neighbourhood, in turn: small ones are quick, large ones find more.
+# The integer columns of neighbourhoods, in turn: small ones are quick, large ones find more.
 NEIGHBOURHOOD_COLUMNS = (150, 300)
 NEIGHBOURHOOD_NODES = 30
-# Ranks of a neighbourhood besides the slowest: the fastest ones, and any.
+# The ranks of a neighbourhood besides the slowest one: the fastest ones, and some at random.
 LIGHT_RANKS, OTHER_RANKS = 5, 3
-# Share of the slowest rank's ms that a neighbourhood must gain.
+# The share of the slowest rank's ms that a neighbourhood must gain.
 NEIGHBOURHOOD_GAIN = 5e-4
 
 
 def place(model: AssignmentModel, picks: Sequence[int], target: float, weight: float) -> PartialAssignment | None:
-    """Place every table by its picked option, largest first; by another where that does not fit. None where none fits.
+    """Place tables by their picked options, largest first, or by another where one does not fit; None if none fits.
 
-    ``target``: ms a rank may take; ``weight``: how much filling a tier counts against loading a rank.
+    ``target`` is the ms that a rank may take; ``weight`` is how much filling a tier counts against loading a rank.
     """
-    # Tables without a choice of ranks go first, then those with few, then the largest shards.
+    # Tables without a choice of ranks go first, then those with few choices, then those with the largest shards.
     free_shards = 0
     urgency = []
     for table, pick in enumerate(picks):
@@ -72,7 +72,7 @@ def _place_in_order(
         number = picks[table]
         ranks = state.find_ranks(model.options[table][number], target, weight)
         if ranks is None:
-            # Of its other options, the one that leaves its slowest rank the fastest.
+            # Choose the other option that leaves its slowest rank the fastest.
             fitting = []
             for other, option in enumerate(model.options[table]):
                 ranks = state.find_ranks(option, target, weight)
@@ -88,7 +88,7 @@ def _place_in_order(
 def improve(state: PartialAssignment, bound: float, trials: int = 20_000) -> PartialAssignment:
     """Relieve the slowest rank by moves and exchanges of shards and by other options, until none helps.
 
-    Stops at ``bound`` (ms); ``trials`` bounds the options tried.
+    Stops at ``bound`` (ms); ``trials`` limits the options tried.
     """
     state = state.recompute()
     free = _FreeShards(state)
@@ -108,7 +108,7 @@ def improve(state: PartialAssignment, bound: float, trials: int = 20_000) -> Par
 
 
 class _FreeShards:
-    """The shards that may lie anywhere, as arrays over the state."""
+    """The shards that may lie anywhere, as arrays that follow the state."""
 
     def __init__(self, state: PartialAssignment) -> None:
         self.state = state
@@ -133,13 +133,13 @@ class _FreeShards:
         state.load[rank] += self.ms[at]
         state.used[rank] += self.usage[at]
         table = int(self.table[at])
-        # States share their arrays of ranks.
+        # States share their arrays of ranks, so copy before a change.
         state.ranks[table] = state.ranks[table].copy()
         state.ranks[table][self.shard[at]] = rank
         self.rank[at] = rank
 
     def move(self, rank: int) -> bool:
-        """Move a shard off ``rank`` to where the slower of the two ranks is fastest; False: nothing gains."""
+        """Move a shard off ``rank`` so that the slower of the two ranks is fastest; False if nothing gains."""
         state = self.state
         here = np.flatnonzero(self.rank == rank)
         if not len(here):
@@ -202,7 +202,7 @@ def _change_option(state: PartialAssignment, rank: int, trials: int) -> tuple[bo
             if key[0] < slowest * (1 - LEAST_GAIN) and (best is None or key < best[0]):
                 best = key, places
         state.add(table, former, ranks)
-        # Exactly as it was, whatever the sums rounded.
+        # Restore the load exactly, without rounding errors from adding and removing.
         state.load = load
     if best is None:
         return False, tried
@@ -213,9 +213,9 @@ def _change_option(state: PartialAssignment, rank: int, trials: int) -> tuple[bo
 
 
 def refine(state: PartialAssignment, enough: float) -> PartialAssignment:
-    """Relieve the slowest rank by solving neighbourhoods of it exactly, until ``enough`` (ms) or nothing more gains.
+    """Relieve the slowest rank by exactly solving its neighbourhoods, until ``enough`` (ms) or nothing more gains.
 
-    A gain is a faster slowest rank, or one fewer of the ranks that are as slow. Equal states give equal results.
+    A gain is a faster slowest rank, or one fewer of the equally slow ranks. Equal states give equal results.
     """
     rng = np.random.default_rng(0)
     idle = 0
@@ -232,7 +232,7 @@ def refine(state: PartialAssignment, enough: float) -> PartialAssignment:
 
 
 def _solve_neighbourhood(state: PartialAssignment, rng: np.random.Generator, limit: int) -> PartialAssignment | None:
-    # 1. Some tables are taken off their ranks. What is left is the base of a small problem.
+    # 1. Take some tables off their ranks. The rest is the base of a small problem.
     slowest = state.ms
     tables, among = _choose_neighbourhood(state, int(state.load.argmax()), rng, limit)
     rest = state.copy()
@@ -254,7 +254,7 @@ def _solve_neighbourhood(state: PartialAssignment, rng: np.random.Generator, lim
         per_unit=state.model.per_unit,
     )
 
-    # 2. Ranks outside that are as slow as the slowest may stay so: one fewer of them is a gain, too.
+    # 2. Ranks outside that are as slow as the slowest may stay so, since one fewer of them is a gain, too.
     as_slow = (state.load >= slowest * (1 - NEIGHBOURHOOD_GAIN)) & ~touched
     ceiling = np.where(as_slow, slowest, np.inf)
     cutoff = slowest * (1 - NEIGHBOURHOOD_GAIN)
@@ -262,7 +262,7 @@ def _solve_neighbourhood(state: PartialAssignment, rng: np.random.Generator, lim
     if solved is None:
         return None
 
-    # 3. The tables go to their new ranks. The solver's tolerances are checked by sums made anew.
+    # 3. Put the tables on their new ranks. Sums made anew check the solver's tolerances.
     for at, table in enumerate(tables):
         rest.add(table, numbers[at][solved.chosen[at]], solved.ranks[at])
     rest = rest.recompute()
@@ -274,7 +274,7 @@ def _solve_neighbourhood(state: PartialAssignment, rng: np.random.Generator, lim
 def _choose_neighbourhood(
     state: PartialAssignment, rank: int, rng: np.random.Generator, limit: int
 ) -> tuple[list[int], np.ndarray]:
-    """Tables to place anew, those on ``rank`` first, and the ranks for their free shards: about ``limit`` columns."""
+    """Choose tables to place anew, starting on ``rank``, and ranks for their free shards: about ``limit`` columns."""
     ranks = state.model.ranks
     light = np.argsort(state.load, kind="stable")[:LIGHT_RANKS]
     among = np.zeros(ranks, bool)
@@ -297,7 +297,7 @@ def _choose_neighbourhood(
         wider = among.copy()
         if state.option(table).places is None:
             wider[state.ranks[table]] = True
-        # About how many integer columns the table adds.
+        # Estimate how many integer columns the table adds.
         cost = 0
         for number in _useful_options(state, table, state.ms - float(state.model.base.min())):
             option = state.model.options[table][number]
@@ -315,8 +315,8 @@ def _choose_neighbourhood(
 
 
 def _useful_options(state: PartialAssignment, table: int, peak_ms: float) -> list[int]:
-    # An option with a shard of ``peak_ms`` or more would make any rank as slow as the slowest one is now. The table's
-    # own option stays, so that the small problem always has an assignment.
+    # Leaves out options with a shard of ``peak_ms`` or more, which would make any rank as slow as the slowest one is
+    # now. The table's own option stays, so that the small problem always has an assignment.
     useful = []
     for number, option in enumerate(state.model.options[table]):
         if option.peak_ms < peak_ms or number == state.chosen[table]:

@@ -1,8 +1,9 @@
-"""Plans for a bipartite cluster: the tables on the ranks of embedding hosts, the dense part on those of the workers.
+"""Plans for a bipartite cluster: tables on the ranks of embedding hosts, the dense part on those of the workers.
 
-The table side is planned like a cluster of its own, whose samples come from other hosts. A step is one side after the
-other: ids go out, rows are looked up, pooled embeddings come back, the dense part learns, gradients go out, rows are
-updated. An exchange takes as long as on the side whose link has more to carry. No torch.
+The table side is planned like a separate cluster whose samples come from other hosts. In a step one side works after
+the other: ids go out, rows are looked up, pooled embeddings come back, the dense part learns, gradients go out, rows
+are updated. An exchange takes as long as it does on the side whose link carries more. This module does not import
+torch.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ class SampleBytes:
 
     @property
     def total(self) -> float:
-        # Embeddings come back, and as many bytes of their gradients go there.
+        # Embeddings come back, and as many bytes of their gradients go to the tables.
         return self.ids + self.pooled + self.pooled
 
 
 def sample_bytes(plan: Plan, inputs: PlanInputs) -> SampleBytes:
-    """Count what a sample costs by the shards of ``plan``: 4 bytes an id, a length, a weight and an embedding's value.
+    """Count a sample's bytes by the shards of ``plan``: 4 for each id, length, weight and value of an embedding.
 
-    Each column shard of a table is sent all of its ids.
+    Each column shard of a table receives all of its ids.
     """
     ids = pooled = 0.0
     for table in inputs.schema.tables:
@@ -49,7 +50,7 @@ def sample_bytes(plan: Plan, inputs: PlanInputs) -> SampleBytes:
 
 
 def bipartite_plan(inputs: PlanInputs, plan_tables: Callable[[PlanInputs], Plan]) -> Plan:
-    """Plan all ranks; ``plan_tables`` plans the table side. PlanError where a side does not fit."""
+    """Plan all ranks; ``plan_tables`` plans the table side. Raises PlanError if a side does not fit."""
     hardware = inputs.hardware
     workers = hardware.workers
     check_hardware(worker_side(inputs).hardware)
@@ -57,7 +58,7 @@ def bipartite_plan(inputs: PlanInputs, plan_tables: Callable[[PlanInputs], Plan]
     try:
         table_plan = plan_tables(table_side(inputs))
     except PlanError as error:
-        # The remedies of the table side become settings of the whole cluster.
+        # Rewrite remedies for the table side as settings of the whole cluster.
         hosts = hardware.hosts - hardware.embedding_hosts
         hint = re.sub(
             r"hardware\.hosts=(\d+)",
@@ -94,7 +95,7 @@ def _shift_ranks(tables: dict[str, TablePlan], by: int) -> dict[str, TablePlan]:
 
 
 def predict_any(plan: Plan, inputs: PlanInputs) -> Prediction:
-    """Predict what ``plan`` costs on a cluster of either kind."""
+    """Predict the cost of ``plan`` on a cluster of either kind."""
     if not inputs.hardware.embedding_hosts:
         return predict(plan, inputs)
     workers, owners = inputs.hardware.workers, table_side(inputs)
@@ -110,7 +111,7 @@ def predict_any(plan: Plan, inputs: PlanInputs) -> Prediction:
 
 
 def worker_phases(plan: Plan, inputs: PlanInputs) -> dict[str, float]:
-    """Predict ms a step by phase on a worker: its dense part, and its link's share of the exchanges."""
+    """Predict ms per step by phase on a worker: its dense part, and its link's share of the exchanges."""
     workers, sample = worker_side(inputs), sample_bytes(plan, inputs)
     hardware = workers.hardware
     samples = local_batch(workers.batch, workers.world_size)
@@ -124,7 +125,7 @@ def worker_phases(plan: Plan, inputs: PlanInputs) -> dict[str, float]:
 
 
 def _reserve_worker(inputs: PlanInputs) -> dict[str, int]:
-    # Bytes that a worker needs, by purpose. A GPU's are not planned.
+    # Returns the bytes that a worker needs, by purpose. A GPU's bytes are not planned.
     workers = worker_side(inputs)
     reserved = {**dense_bytes(workers), "staging": 0, "margin": 0}
     memory = fast_memory(workers.hardware)

@@ -1,8 +1,8 @@
-"""Placements, rated by both cost models: the search for the best one in ours, and TorchRec's default search.
+"""Searches placements rated by two cost models: the best one in ours, and the one of TorchRec's default search.
 
-A plan of ours is taken only if neither cost model rates it worse than the plan that TorchRec's proposers and its
-partitioner (``torchrec.distributed.planner``) find over our offers. They are written anew here: TorchRec's own code
-copies every shard for every proposal, which takes longer than all the rest of a plan.
+Our plan is only used if neither cost model rates it worse than the plan that TorchRec's proposers and partitioner
+(``torchrec.distributed.planner``) find over our offers. They are reimplemented here, because TorchRec's own code copies
+every shard for every proposal, which takes longer than all the rest of a plan.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from pipeline.records.plan import PHASES
 # A step takes the sum of its phases or the overlapping work, whichever is longer. The assignment minimises
 # (1 - w) x sum + w x overlapping work, a lower bound of the step for every w; usually the overlapping work is shorter.
 OVERLAPPED_WEIGHTS = (1e-5, 0.5, 0.99)
-# By TorchRec's own model, a plan should be this much better than TorchRec's plan where possible: both models may err.
+# A plan should be this much better than TorchRec's by TorchRec's own model where possible, since both models may err.
 STOCK_GAIN = 1.03
-# Steps that differ by less are as fast as each other.
+# Steps that differ by less than this factor count as equally fast.
 NEAR = 1.003
 # The assignment of a large problem may end this far above its bound.
 TOLERANCE = 0.01
 ROUNDING = 1 + 1e-9
-# What a placement costs in our model and in TorchRec's.
+# The costs of a placement in our model and in TorchRec's.
 _our_ms, _stock_ms = operator.attrgetter("step_ms"), operator.attrgetter("stock_ms")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Placement:
-    """One of ``offers`` and the ``ranks`` of its shards by table; ``fixed``: ms by phase that every rank spends."""
+    """One of ``offers`` and the ``ranks`` of its shards by table; ``fixed`` is every rank's fixed ms by phase."""
 
     offers: Mapping[str, Offer]
     ranks: Mapping[str, tuple[int, ...]]
@@ -58,17 +58,17 @@ class Placement:
 
     @cached_property
     def step_ms(self) -> float:
-        """Our model's step: the slowest rank's, overlap excluded."""
+        """The step in our model: the slowest rank's ms, without overlapping work."""
         return max(map(step_ms, self.phases))
 
     @property
     def waits(self) -> bool:
-        """Whether the slowest rank waits for work that overlaps with its step: the exchange of ids, rows from SSD."""
+        """Whether the slowest rank waits for work that overlaps with its step: ids, or rows from SSD."""
         return self.step_ms > max(map(serial_ms, self.phases))
 
     @cached_property
     def stock_ms(self) -> float:
-        """TorchRec's own model: the largest sum of shard costs on one rank."""
+        """The cost in TorchRec's own model: the largest sum of shard costs on one rank."""
         spent = [0.0] * self.world_size
         for offer, shard, rank in self._shards():
             spent[rank] += offer.stock_ms[shard]
@@ -76,7 +76,7 @@ class Placement:
 
     @cached_property
     def memory(self) -> list[tuple[int, int, int]]:
-        """Bytes of every rank in the order of MEMORIES."""
+        """The bytes of every rank, in the order of MEMORIES."""
         used = [(0, 0, 0)] * self.world_size
         for offer, shard, rank in self._shards():
             hbm, ddr, ssd = offer.bytes[shard]
@@ -91,7 +91,7 @@ class Placement:
 
 @dataclass(frozen=True, kw_only=True)
 class BestPlacement:
-    """The chosen placement, how far it may be from the best (a share), and a remark where no bound is known."""
+    """The chosen placement, how far it may be from the best as a share, and a remark where no bound is known."""
 
     placement: Placement
     gap: float
@@ -99,7 +99,7 @@ class BestPlacement:
 
 
 class CostWeights(NamedTuple):
-    """Weights of a shard's costs: our step, our overlapping work, TorchRec's total."""
+    """The weights of a shard's costs: our step, our overlapping work, TorchRec's total."""
 
     step: float
     overlapped: float
@@ -121,7 +121,7 @@ class PlacementSpace:
     def assignment_problem(self, weights: CostWeights, most_stock_ms: float) -> AssignmentProblem:
         """Build the assignment problem with shard costs weighted by ``weights``.
 
-        Where ``most_stock_ms`` is finite, no rank costs more in TorchRec's model: its ms are used up like memory.
+        Where ``most_stock_ms`` is finite, no rank may cost more in TorchRec's model: its ms are a limit like memory.
         """
         limited = math.isfinite(most_stock_ms)
         candidates = {}
@@ -149,7 +149,7 @@ class PlacementSpace:
 
 
 def find_feasible(space: PlacementSpace) -> Placement | None:
-    """Find any placement that fits: the quick answer to whether the tables fit."""
+    """Find any placement that fits, as a quick answer to whether the tables fit."""
     assigned = _assign(space, CostWeights(0.5, 0.5), tolerance=math.inf)
     if assigned is None:
         return None
@@ -158,39 +158,39 @@ def find_feasible(space: PlacementSpace) -> Placement | None:
 
 
 def find_best(space: PlacementSpace, default: Placement | None) -> BestPlacement | None:
-    """Find the placement to take, None where nothing fits; ``default``: what TorchRec's planner finds by default.
+    """Find the placement to use, None if nothing fits; ``default`` is what TorchRec's planner finds by default.
 
-    The fastest in our model wins, among those that TorchRec's model rates better than ``default`` by STOCK_GAIN. Where
-    none of these is found that is as fast as ``default``, it is among those that TorchRec's model rates no worse.
+    It is the fastest in our model among those that TorchRec's model rates better than ``default`` by STOCK_GAIN. If
+    none of these is as fast as ``default``, it is the fastest among those that TorchRec's model rates no worse.
     """
-    # 1. The fastest in our model, whatever TorchRec's says.
+    # 1. Find the fastest in our model, whatever its rating in TorchRec's.
     rated = _search_ours(space, math.inf)
     if not rated:
         if default is None:
             return None
         return BestPlacement(placement=default, gap=1.0, remark="found by TorchRec's search alone: no bound is known")
     plans, bounds = zip(*rated, strict=True)
-    # 2. Of the plans that TorchRec's model rates well enough, the fastest. Without a plan of TorchRec's own there is
-    # nothing to be better than.
+    # 2. Choose the fastest plan that TorchRec's model rates well enough. Without a plan of TorchRec's there is nothing
+    # to compare with.
     placement = min(plans, key=_our_ms)
     if default is not None:
         placement = _choose_rated_well(space, plans, default)
-    # 3. Every weighting of the costs bounds the step from below; the best bound counts.
+    # 3. Every weighting of the costs gives a lower bound of the step, and the best bound counts.
     return BestPlacement(placement=placement, gap=max(0.0, placement.step_ms / max(bounds) - 1))
 
 
 def _choose_rated_well(space: PlacementSpace, plans: Sequence[Placement], default: Placement) -> Placement:
-    # 1. The least cost in TorchRec's model that can be had says which limits are worth a search.
+    # 1. Find the least possible cost in TorchRec's model, which says which limits are worth a search.
     candidates = [*plans, default]
     cheapest = _assign(space, CostWeights(0.0, 0.0, 1.0), thorough=False)
     if cheapest is not None:
         candidates.append(cheapest[0])
     least = min(map(_stock_ms, candidates))
     goal = default.stock_ms / STOCK_GAIN
-    # 2. The first limit lies between the two and only adds candidates. A plan is taken that keeps the goal, else one
-    # that keeps the default's own cost, which is a candidate itself.
+    # 2. Search by limits. The first one lies between the least cost and the goal, and only adds candidates. A plan that
+    # keeps the goal is chosen, else one that keeps the default's own cost, which the default itself does.
     for limit in (math.sqrt(goal * least), goal, default.stock_ms):
-        # Where the fastest so far keeps the limit, a search within it has nothing to add.
+        # If the fastest plan so far keeps the limit, a search within the limit adds nothing.
         fastest = min(candidates, key=_our_ms)
         if limit >= least and fastest.stock_ms > limit * ROUNDING:
             for plan, _ in _search_ours(space, limit):
@@ -199,7 +199,7 @@ def _choose_rated_well(space: PlacementSpace, plans: Sequence[Placement], defaul
             continue
         within = [p for p in candidates if p.stock_ms <= limit * ROUNDING and p.step_ms <= default.step_ms]
         if within:
-            # 3. Of those that are as fast but for NEAR, the one that TorchRec's model rates best.
+            # 3. Among those that are as fast within NEAR, choose the one that TorchRec's model rates best.
             least_ms = min(map(_our_ms, within))
             near = [plan for plan in within if plan.step_ms <= least_ms * NEAR]
             return min(near, key=_stock_ms)
@@ -207,7 +207,7 @@ def _choose_rated_well(space: PlacementSpace, plans: Sequence[Placement], defaul
 
 
 def _search_ours(space: PlacementSpace, most_stock_ms: float) -> list[tuple[Placement, float]]:
-    """Placements for our model alone, each with a lower bound of any placement's step within the limit."""
+    """Search placements for our model alone, each with a lower bound of any placement's step within the limit."""
     assigned: list[tuple[Placement, float]] = []
     for weight in OVERLAPPED_WEIGHTS:
         weights = CostWeights(1 - weight, weight)
@@ -215,7 +215,7 @@ def _search_ours(space: PlacementSpace, most_stock_ms: float) -> list[tuple[Plac
         if placed is None:
             break
         assigned.append(placed)
-        # If the first one's steps do not wait for overlapping work, the others cannot be better.
+        # If the first placement's step does not wait for overlapping work, other weights cannot give a better one.
         if not assigned[0][0].waits:
             break
     return assigned
@@ -239,7 +239,7 @@ def _assign(
     return space.placement(offers, assignment.ranks), assignment.bound
 
 
-# TorchRec's grid has at most so many proposals; one costs about a microsecond for every (table, rank) pair it places.
+# The most proposals of TorchRec's grid, and the budget: a proposal takes about 1 us per (table, rank) pair it places.
 GRID_PROPOSALS, SEARCH_BUDGET = 10_000, 3_000_000
 
 Ranks = tuple[int, ...]
@@ -247,7 +247,7 @@ Proposal = dict[str, Offer]
 
 
 def default_plan(space: PlacementSpace) -> Placement | None:
-    """Find the plan with the least cost in TorchRec's model that its default planner finds; None where none fits."""
+    """Find the plan that TorchRec's default planner finds, with the least cost in its model; None if none fits."""
     options = {}
     for name, offers in space.offers.items():
         options[name] = _select_known(space.hardware, offers)
@@ -257,7 +257,7 @@ def default_plan(space: PlacementSpace) -> Placement | None:
     # The budget is in proposals, not in seconds, so that equal inputs give equal plans.
     budget = SEARCH_BUDGET // (len(options) * (space.hardware.world_size + 8))
     for proposal in itertools.islice(_propose(options, budget), max(budget, 30)):
-        # Proposers often propose the same. Each offer is one object, so its identity is the quickest key.
+        # Proposers often propose the same. Each offer is a single object, so its identity is the quickest key.
         key = tuple(map(id, proposal.values()))
         if key in tried:
             continue
@@ -271,12 +271,12 @@ def default_plan(space: PlacementSpace) -> Placement | None:
 
 
 def _select_known(hardware: HardwareConfig, offers: Sequence[Offer]) -> list[Offer]:
-    # TorchRec's sharder offers no row-wise types on CPUs, though its execution has them; they count where there is
-    # nothing else.
+    # TorchRec's sharder offers no row-wise types on CPUs, although its execution has them, so they count only where
+    # nothing else is offered.
     usual = list(offers)
     if hardware.device == "cpu":
         usual = [offer for offer in offers if offer.sharding not in (ROW_WISE, TABLE_ROW_WISE)]
-    # It has no tables on SSD, and one cache size: ours that is nearest to it stands for it.
+    # TorchRec has no tables on SSD, and a single cache size, for which our nearest size stands.
     nearest: dict[tuple[str, str], Offer] = {}
     for offer in usual or offers:
         if offer.tier == "ssd":
@@ -289,7 +289,7 @@ def _select_known(hardware: HardwareConfig, offers: Sequence[Offer]) -> list[Off
 
 
 def _propose(options: Mapping[str, list[Offer]], budget: int) -> Iterator[Proposal]:
-    """What TorchRec's proposers propose: a grid if it is small, greedy descents by depth and by sum, uniform types."""
+    """Yield what TorchRec's proposers do: a small grid, greedy descents by depth and by sum, uniform types."""
     by_depth, by_sum = {}, {}
     shardings: dict[str, None] = {}
     for name, offers in options.items():
@@ -314,12 +314,12 @@ def _propose(options: Mapping[str, list[Offer]], budget: int) -> Iterator[Propos
 
 
 def _descend(options: Mapping[str, list[Offer]]) -> Iterator[Proposal]:
-    """Every table's first option; then, again and again, the next one of the table that takes most memory."""
+    """Yield every table's first option, then again and again advance the table that takes the most memory."""
     indices = dict.fromkeys(options, 0)
     while True:
         proposal = {name: options[name][index] for name, index in indices.items()}
         yield proposal
-        # Memory is compared by HBM of the largest shard and in all, then DDR; of equal tables the first counts.
+        # Compare by HBM of the largest shard, then all HBM, then DDR likewise; of equal tables the first counts.
         fullest, most = None, (-1, -1, -1, -1)
         for name, offer in proposal.items():
             if indices[name] + 1 < len(options[name]):
@@ -333,9 +333,9 @@ def _descend(options: Mapping[str, list[Offer]]) -> Iterator[Proposal]:
 
 
 def _partition(space: PlacementSpace, proposal: Proposal, limit: float) -> dict[str, Ranks] | None:
-    """The ranks of all shards: tables on every rank first, then the largest, each where there is least to do.
+    """Choose the ranks of all shards: tables on every rank first, then the largest, each where there is least to do.
 
-    None where a shard does not fit, or once a rank costs more than ``limit``.
+    Returns None if a shard does not fit, or once a rank costs more than ``limit``.
     """
     world, local = space.hardware.world_size, space.hardware.ranks_per_host
     load, free = [0.0] * world, [list(space.room.each) for _ in range(world)]
@@ -376,10 +376,10 @@ def _partition(space: PlacementSpace, proposal: Proposal, limit: float) -> dict[
 def _find_host(
     offer: Offer, places: Sequence[Ranks], load: list[float], free: list[list[int]], local: int
 ) -> Ranks | None:
-    # Alternatives are compared by the load of their whole host, as TorchRec does, even where they take a part of it.
+    # Compare alternatives by the load of their whole host, as TorchRec does, even if they use only a part of it.
     host_loads = [sum(load[first : first + local]) for first in range(0, len(load), local)]
     for ranks in sorted(places, key=lambda ranks: host_loads[ranks[0] // local]):
-        # The shards lie on different ranks, so each is checked by itself.
+        # The shards lie on different ranks, so each can be checked by itself.
         if all(_has_room(free[rank], size) for rank, size in zip(ranks, offer.bytes, strict=True)):
             return ranks
     return None
@@ -389,7 +389,7 @@ def _find_ranks(offer: Offer, load: list[float], free: list[list[int]], local: i
     spent, room = list(load), list(free)
     ranks = []
     for ms, size in zip(offer.stock_ms, offer.bytes, strict=True):
-        # The rank with least to do; of equal ones the first of its host.
+        # Find the rank with the least to do; of equal ones the first of its host.
         best = -1
         for rank in range(len(spent)):
             if _has_room(room[rank], size):

@@ -1,4 +1,4 @@
-"""Every way to place a table (sharding, tier, cache size), with its cost in both models and the memory it takes.
+"""Lists every way to place a table (sharding, tier, cache size), with its cost in both models and its memory.
 
 Shards, buffers and one cost come from TorchRec; hit rates, distinct ids and our cost come from here. No torch.
 """
@@ -28,18 +28,18 @@ from pipeline.planning.hardware import MEMORIES, fast_memory, kernel_of
 from pipeline.records.plan import HOST_ROW_BYTES, MARK_BYTES
 from pipeline.records.scratch import NUMBER_BYTES, log_shape, place_bytes
 
-# A cache may hold these shares of a table's rows; TorchRec's default is 0.2.
+# The shares of a table's rows that a cache may hold; TorchRec's default is 0.2.
 CACHE_SHARES = (0.003, 0.01, 0.03, 0.1, 0.2, 0.5)
 STOCK_CACHE = 0.2
-# Host memory behind a GPU's cache of a table on SSD may hold these shares of its rows.
+# The shares of its rows that host memory behind a GPU's cache of a table on SSD may hold.
 HOST_SHARES = (0.0, 0.03, 0.1, 0.3)
 # FBGEMM's cache has an id and a time stamp (8 bytes each) for every slot, and a slot number (4 bytes) for every row.
 SLOT_BYTES, ROW_BYTES = 16, 4
-# Batches whose rows from SSD are in memory beside those read ahead: trained, exchanged, fetched (twice), written.
+# The batches whose rows from SSD are in memory besides those read ahead: trained, exchanged, fetched (two), written.
 BATCHES_MOVING = 5
 # Each lookup in these batches that pinned rows do not serve has the number of its row and that of its slot.
 LOOKUP_BYTES = 8
-# A GPU's cache of a table on SSD has slots for the distinct rows of two batches: one in training, and the next.
+# A GPU's cache of a table on SSD has slots for the distinct rows of two batches: the one in training and the next.
 BATCHES_CACHED = 2
 
 
@@ -53,14 +53,14 @@ class ShardBlock(NamedTuple):
 
 
 class Stock(NamedTuple):
-    """What a shard costs in TorchRec's own model, ms."""
+    """The cost of a shard in TorchRec's own model, in ms."""
 
     compute: float
     comms: float
 
 
 class CachedRows(NamedTuple):
-    """How many rows of a table the faster memory keeps, and host memory behind a GPU's."""
+    """The number of a table's rows in the faster memory, and in host memory behind a GPU's."""
 
     cache: int
     host: int
@@ -68,7 +68,7 @@ class CachedRows(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TableSharding:
-    """One table under one sharding type, in any tier; ``buffers``: bytes of a batch, by shard."""
+    """One table under one sharding type, in any tier; ``buffers`` has the bytes of a batch, by shard."""
 
     sharding: str
     shards: tuple[ShardBlock, ...]
@@ -80,8 +80,9 @@ class TableSharding:
 class Offer:
     """One way to place a table. Cached rows and hit rates are the table's, the other figures are by shard.
 
-    ``host_rows``, ``host_rate``: of tier ssd on a GPU, rows in host memory behind the cache, and what they serve more.
-    ``phases``: our cost, ms; ``stock_ms``: TorchRec's; ``bytes``: in the order of MEMORIES.
+    For tier ssd on a GPU, ``host_rows`` is the number of rows in host memory behind the cache, and ``host_rate`` the
+    further share of lookups that they serve. ``phases`` is our cost in ms, ``stock_ms`` TorchRec's; ``bytes`` is in the
+    order of MEMORIES.
     """
 
     table: str
@@ -108,7 +109,7 @@ class Offer:
 
     @cached_property
     def total_bytes(self) -> tuple[int, int, int]:
-        """Over all shards, in the order of MEMORIES."""
+        """The bytes of all shards together, in the order of MEMORIES."""
         hbm, ddr, ssd = map(sum, zip(*self.bytes, strict=True))
         return hbm, ddr, ssd
 
@@ -128,7 +129,7 @@ class Offer:
 class TableWorkload:
     """What a global ``batch`` of samples asks of a table's ``blocks``, in any tier.
 
-    By block: ``shares`` of the table's lookups in a step, and how many ``distinct`` rows these ask for.
+    By block, ``shares`` has the share of the table's lookups in a step, and ``distinct`` the distinct rows among them.
     """
 
     table: PlannedTable
@@ -139,19 +140,19 @@ class TableWorkload:
     distinct: list[float]
 
     def mean(self, figures: Sequence[float]) -> float:
-        """The mean of the blocks' ``figures``, weighted by their lookups."""
+        """Return the mean of the blocks' ``figures``, weighted by their lookups."""
         return sum(figure * share for figure, share in zip(figures, self.shares, strict=True)) / sum(self.shares)
 
     def loads(self, hardware: HardwareConfig, tier: str, cache_rows: int, host_rows: int = 0) -> list[ShardLoad]:
         """Compute the load of every block in ``tier``, with its part of a cache of ``cache_rows`` rows in front.
 
-        ``host_rows``: that many more are in host memory, behind a GPU's cache.
+        ``host_rows`` is the number of further rows in host memory, behind a GPU's cache.
         """
         table, batch = self.table, self.batch
         hits = with_host = self._hit_rates(hardware, tier, cache_rows)
         if host_rows:
-            # Rows that leave a GPU's cache come to host memory, so together they serve what one cache of all these
-            # would.
+            # Rows that leave a GPU's cache move to host memory, so the two together serve what a single cache of their
+            # joint size would.
             with_host = self._hit_rates(hardware, tier, cache_rows + host_rows)
         samples = float(batch)
         if self.sharding == DATA_PARALLEL:
@@ -179,9 +180,9 @@ class TableWorkload:
         table, blocks = self.table, self.blocks
         if tier not in ("hbm_cached", "ssd"):
             return [1.0] * len(blocks)
-        # A GPU's cache is LRU. A CPU's holds a shard's first rows, which are the hottest only where rows are ranked; a
-        # fifth of it follows what is used instead, which costs some 7 % more misses where nothing changes and is not
-        # charged.
+        # A GPU's cache is LRU. A CPU's cache holds the first rows of a shard, which are the hottest only if rows are
+        # ranked. A fifth of it follows the use instead, which causes about 7 % more misses where nothing changes and is
+        # not charged.
         if hardware.device == "cuda":
             return [table.curve.lru_share(cache_rows)] * len(blocks)
         if not table.ranked:
@@ -210,7 +211,7 @@ def compute_workload(
         else:
             shares.append(block.rows / table.rows)
 
-    # Most blocks of a table are alike, and curves are slow to ask.
+    # Most blocks of a table are equal, and evaluating curves is slow.
     lookups = batch * table.pooling
     known: dict[tuple[int, int, float], float] = {}
     distinct = []
@@ -227,11 +228,11 @@ def compute_workload(
     return TableWorkload(table=table, sharding=sharding, blocks=blocks, batch=batch, shares=shares, distinct=distinct)
 
 
-# The offers.
+# Offers of every sharding, tier and cache size.
 
 
 def allowed_places(hardware: HardwareConfig, layout: TableSharding) -> tuple[tuple[int, ...], ...] | None:
-    """List the alternative ranks for the shards, in their order; None: each shard may go to any rank."""
+    """List the alternative ranks for the shards, in the shards' order; None: each shard may go to any rank."""
     local, world = hardware.ranks_per_host, hardware.world_size
     if layout.sharding in (ROW_WISE, DATA_PARALLEL):
         return (tuple(range(world)),)
@@ -240,8 +241,8 @@ def allowed_places(hardware: HardwareConfig, layout: TableSharding) -> tuple[tup
         return tuple(tuple(range(first, first + local)) for first in first_ranks)
     if layout.sharding != TABLE_COLUMN_WISE:
         return None
-    # Neighbouring ranks of one host, from any rank on; shards that divide a host evenly begin at multiples of their
-    # number alone.
+    # A table takes neighbouring ranks of one host, from any rank on; shards that divide a host evenly begin only at
+    # multiples of their number.
     count = len(layout.shards)
     stride = count if local % count == 0 else 1
     places = []
@@ -252,10 +253,10 @@ def allowed_places(hardware: HardwareConfig, layout: TableSharding) -> tuple[tup
 
 
 def whole_layout(batch: int, table: PlannedTable) -> TableSharding:
-    """Lay the table whole on the one rank of a CPU, as TorchRec's enumerator and estimators describe it.
+    """Lay out the whole table on the single rank of a CPU, as TorchRec's enumerator and estimators describe it.
 
-    Its buffers are 8 bytes an id and 4 a pooled value (torchrec.distributed.planner.shard_estimators). Its cost is left
-    out: with one layout there is nothing to decide.
+    Its buffers are 8 bytes per id and 4 per pooled value (torchrec.distributed.planner.shard_estimators). Its cost is
+    left out, since one layout leaves nothing to decide.
     """
     ids = math.ceil(batch * table.pooling * 8)
     values = math.ceil(min(float(table.outputs), table.pooling) * batch * table.dim * FLOAT)
@@ -287,7 +288,7 @@ def _cached_rows(hardware: HardwareConfig, choice: Choice, tier: str, workload: 
     else:
         least = 1
         if tier == "ssd" and hardware.device == "cuda":
-            # A GPU looks up a table on SSD in its cache alone, so the cache holds whole batches.
+            # A GPU looks up a table on SSD only in its cache, so the cache must hold whole batches.
             fullest = 0.0
             for distinct, block in zip(workload.distinct, workload.blocks, strict=True):
                 fullest = max(fullest, distinct / block.rows)
@@ -314,7 +315,7 @@ def _build_offer(
     known: dict[ShardLoad, dict[str, float]] = {}
     phases, sizes, hits, host_hits = [], [], [], []
     for block, buffers, load in zip(layout.shards, layout.buffers, loads, strict=True):
-        # Equal shards cost the same, and row-wise tables have one on every rank: each load is rated once.
+        # Equal shards cost the same, and row-wise tables have one on every rank, so each load is rated once.
         if load not in known:
             known[load] = shard_ms(hardware, load, global_batch=train.batch)
         phases.append(known[load])
@@ -338,7 +339,7 @@ def _build_offer(
 
 
 def _bytes_in_flight(hardware: HardwareConfig, train: TrainConfig, load: ShardLoad) -> int:
-    # Memory for a shard's rows in flight from SSD: those of batches read ahead, and copies while they move.
+    # Returns the memory for a shard's rows in flight from SSD: those of batches read ahead, and copies while they move.
     if load.tier != "ssd":
         return 0
     row = FLOAT * load.columns + load.optimizer.state_bytes(load.columns)
@@ -362,7 +363,7 @@ def shard_bytes(
     in_flight: int,
 ) -> tuple[int, int, int]:
     """Count a shard's bytes in the order of MEMORIES: weights, optimizer state, its part of the cache, and the rest."""
-    # TorchRec's own figures do not do: it charges SSD tables neither DDR nor SSD, and knows one cache size.
+    # TorchRec's own figures cannot be used: it charges SSD tables neither DDR nor SSD, and knows one cache size.
     sizes = dict.fromkeys(MEMORIES, 0)
     fast = fast_memory(hardware)
     row = table.row_bytes(block.columns)
@@ -390,7 +391,7 @@ def shard_bytes(
 def _stock_ms(
     hardware: HardwareConfig, table: PlannedTable, stock: tuple[Stock, ...], tier: str, cache_rows: int
 ) -> tuple[float, ...]:
-    # TorchRec's compute is scaled by the bandwidth of our cache size or of the SSD, which it does not know.
+    # Scale TorchRec's compute by the bandwidth of our cache size or of the SSD, which TorchRec does not know.
     slower = 1.0
     if tier == "ssd":
         memory = hardware.hbm_gb_per_s if hardware.device == "cuda" else hardware.ddr_gb_per_s
@@ -401,5 +402,5 @@ def _stock_ms(
 
 
 def _cached_gb_per_s(hardware: HardwareConfig, share: float) -> float:
-    # What TorchRec's model gives a cache of ``share`` of the rows (``kernel_bw_lookup``).
+    # Returns the bandwidth that TorchRec's model gives a cache of ``share`` of the rows (``kernel_bw_lookup``).
     return (share * hardware.hbm_gb_per_s + (1 - share) * hardware.hbm_to_ddr_gb_per_s) / 10

@@ -1,7 +1,7 @@
-"""Which sharding types and tiers each table may get: what the topology allows, and what the user's pins leave.
+"""The sharding types and tiers that each table may get: what the topology allows, and what the user's pins leave.
 
-No torch here. A choice that cannot run (no rows for some rank, columns too narrow, no such tier) is never
-offered; the user's pins of single tables become choices, or errors that give the reason.
+A choice that cannot run (no rows for some rank, columns too narrow, no such tier) is never offered; the user's pins of
+single tables become choices, or errors that give the reason. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from pipeline.specs.optimizers import TABLE_OPTIMIZERS, TableOptimizer
 DATA_PARALLEL, TABLE_WISE, COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, TABLE_COLUMN_WISE = SHARDING_TYPES
 COLUMN_TYPES = (COLUMN_WISE, TABLE_COLUMN_WISE)
 SPLIT_TYPES = (COLUMN_WISE, ROW_WISE, TABLE_ROW_WISE, TABLE_COLUMN_WISE)
-# A file holds whole rows: only these types read and write it in one piece.
+# A file on SSD holds whole rows, and only these types read and write a row in one piece.
 SSD_TYPES = (TABLE_WISE, ROW_WISE)
 CACHED_TIERS = ("hbm_cached", "ssd")
 # FBGEMM's GPU kernels work on blocks of 128 columns: narrower column shards waste them unless the user asks.
@@ -35,12 +35,11 @@ COLUMN_STEP = 4
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedTable:
-    """A table as the planner sees it; ``pooling``: mean ids per sample, of all its ``features``
-    (names; none: one of its own). ``events``: how many of these are looked up one by one.
-    Bytes are fp32 weights and the state of the ``optimizer``.
+    """A table as the planner sees it. Bytes are fp32 weights and the state of the ``optimizer``.
 
-    ``curve``: share of its lookups by hottest rows; ``ranked``: whether rows are numbered in falling frequency, so
-    that the hottest ones are the first.
+    ``pooling`` is the mean number of ids per sample, over all its ``features`` (names; none: one of its own), and
+    ``events`` the number of these that are looked up one by one. ``curve`` is the share of its lookups by hottest rows;
+    ``ranked`` says whether rows are numbered by falling frequency, so that the hottest ones are the first.
     """
 
     name: str
@@ -56,22 +55,22 @@ class PlannedTable:
 
     @property
     def outputs(self) -> int:
-        """Embeddings that a sample gets of it: one for each of its features, and one for each event."""
+        """The embeddings that a sample gets from it: one for each of its features, and one for each event."""
         return (len(self.features) or 1) + math.ceil(self.events)
 
     @property
     def bytes(self) -> int:
-        """Weights (4 bytes an element) and optimizer state."""
+        """The bytes of weights (4 bytes per element) and optimizer state."""
         return self.rows * self.row_bytes(self.dim)
 
     def row_bytes(self, columns: int) -> int:
-        """``columns`` weights of a row (4 bytes each) with their optimizer state."""
+        """Return the bytes of ``columns`` weights of a row (4 bytes each) with their optimizer state."""
         return columns * FLOAT + self.optimizer.state_bytes(columns)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What one table may get: sharding types, tiers, cache size (None: any), narrowest column shard; pinned by whom."""
+    """What one table may get: sharding types, tiers, cache size (None: any), narrowest column shard; who pinned it."""
 
     sharding: tuple[str, ...]
     tiers: tuple[str, ...]
@@ -121,7 +120,7 @@ def tables_of(inputs: PlanInputs) -> list[PlannedTable]:
 
 
 def table_tiers(hardware: HardwareConfig, table: PlannedTable) -> tuple[str, ...]:
-    """The tiers of this hardware that may hold the table, fastest first: those that its optimizer can train."""
+    """Return the tiers of this hardware that can hold the table, fastest first: those that its optimizer can train."""
     return table.optimizer.tiers_on(hardware.device, tiers(hardware))
 
 
@@ -156,11 +155,11 @@ def find_obstacle(hardware: HardwareConfig, table: PlannedTable, sharding: str, 
 
 
 def _leaves_empty_ranks(rows: int, ranks: int) -> bool:
-    # TorchRec gives every rank ceil(rows / ranks) rows while they last: the last ranks may get none.
+    # TorchRec gives every rank ceil(rows / ranks) rows while there are any, so the last ranks may get none.
     return -(-rows // ranks) * (ranks - 1) >= rows
 
 
-# Pins: what the user asks for single tables (``plan.tables``).
+# Pins are what the user asks for single tables (``plan.tables``).
 
 
 def check_pins(plan: PlanConfig, tables: set[str]) -> None:
@@ -170,7 +169,7 @@ def check_pins(plan: PlanConfig, tables: set[str]) -> None:
             continue
         known = sorted(tables)
         near = (difflib.get_close_matches(table, known, n=1, cutoff=0.0) or known)[0]
-        # The pin as overrides for the other table.
+        # Write the pin as overrides for the nearest table.
         path = f"+plan.tables.{near}"
         overrides = []
         for key in ("tier", "sharding", "cache_rows"):
@@ -186,9 +185,9 @@ def check_pins(plan: PlanConfig, tables: set[str]) -> None:
 
 
 def apply_pin(hardware: HardwareConfig, table: PlannedTable, pin: TablePin, free: Choice | None) -> Choice:
-    """Narrow a table's choice to what its ``pin`` leaves; ConfigError where that is nothing, or cannot run.
+    """Narrow a table's choice by its ``pin``; ConfigError if that leaves nothing, or cannot run.
 
-    ``free``: the table's choice without the pin, None where the pin names the sharding.
+    ``free`` is the table's choice without the pin, None if the pin names the sharding.
     """
     choice = free or _choose_pinned_sharding(hardware, table, pin.sharding)
     offered = _pinned_tiers(hardware, table, pin)
@@ -219,7 +218,7 @@ def apply_pin(hardware: HardwareConfig, table: PlannedTable, pin: TablePin, free
 
 
 def _choose_pinned_sharding(hardware: HardwareConfig, table: PlannedTable, sharding: str) -> Choice:
-    # Where the user pins a column split: one shard a rank, but none narrower than is sensible.
+    # A pinned column split gets one shard per rank, but none narrower than is sensible.
     ranks = hardware.ranks_per_host if sharding == TABLE_COLUMN_WISE else hardware.world_size
     least = max(-(-table.dim // max(ranks, 2)), min(MIN_PINNED_COLUMNS, table.dim // 2), COLUMN_STEP)
     columns = table.dim

@@ -1,9 +1,9 @@
-"""The cost model: what a shard, the dense part and a whole step cost in ms, and what memory the dense part reserves.
+"""The cost model: ms of a shard, the dense part and a whole step, and the memory that the dense part reserves.
 
-Every figure comes from ``HardwareConfig``; ``nightjar calibrate`` measures them all through the kernels used here, so
-the terms are those that measurement showed to matter: bytes of distinct rows (duplicates are served by processor
-caches), a fixed cost for every id, one for every table, one for every step, and links with latency and bandwidth.
-No torch but what counts the model (``models.costs``).
+Every figure comes from ``HardwareConfig``; ``nightjar calibrate`` measures them all through the kernels used here. So
+the terms are those that matter in measurements: bytes of distinct rows (duplicates are served by processor caches), a
+fixed cost for every id, for every table and for every step, and links with latency and bandwidth. Only what counts the
+model (``models.costs``) imports torch.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ FLOAT = 4
 # Values that a step reads and writes for each parameter of the dense part: its gradient and the products' copy of it in
 # 16 bits, then Adam's step, which reads four values and writes three.
 PER_PARAMETER = 10
-# Bytes that memory moves at least: a processor's cache line.
+# The smallest unit that memory moves: a processor's cache line, in bytes.
 LINE = 64
-# Bytes that a disk moves at least.
+# The smallest unit that a disk moves, in bytes.
 PAGE = 4096
-# Bytes that host memory moves for each byte that changes places with a GPU.
+# The bytes that host memory moves for each byte that changes places with a GPU.
 HOST_COPIES = 8
 # The bytes that are moved in a millisecond at 1 GB/s.
 BYTES_PER_MS = 1e6
 DATA_PARALLEL, ROW_WISE, TABLE_ROW_WISE = "data_parallel", "row_wise", "table_row_wise"
-# The phase that TorchRec's pipeline works on while the step before runs.
+# The phase that TorchRec's pipeline works on while the previous step runs.
 OVERLAPPED = "input_exchange"
 
 
 @dataclass(frozen=True)
 class EventLengths:
-    """Lengths of histories that ingestion measured: time goes by the mean of a batch, memory by the 99th percentile.
+    """Lengths of histories measured by ingestion: time follows a batch's mean, memory the 99th percentile.
 
-    ``measured``: the lengths, by sequence. ``most``: events that a block takes at once (``train.max_events``).
+    ``measured`` has the lengths by sequence. ``most`` is how many events a block takes at once (``train.max_events``).
     """
 
     measured: Mapping[str, SequenceProfile] = field(default_factory=dict)
     most: int | None = None
 
     def of_batch(self, sequence: str, longest: int, samples: int) -> float:
-        """Events of ``samples`` rows that 99 of 100 batches do not exceed; not measured, all rows have the longest."""
+        """Return the events of ``samples`` rows that 99 of 100 batches do not exceed; the most if not measured."""
         known = self.measured.get(sequence)
         if known is None:
             return float(samples * longest)
         return events_of_batch(known, samples)
 
     def mean_length(self, sequence: str, longest: int) -> float:
-        """Mean events of a row, at least 1 where they were measured."""
+        """Return the mean events of a row; at least 1 where they were measured."""
         known = self.measured.get(sequence)
         if known is None:
             return float(longest)
@@ -72,7 +72,8 @@ def timed_costs(model: ModelConfig, schema: DatasetSchema, events: EventLengths,
     factors, parts_of = {}, {}
     for sequence in schema.sequences:
         block = blocks[sequence.name]
-        # Where a batch is worked on in parts, the forward pass runs twice. It is a third of a block without products.
+        # A batch that is processed in parts runs the forward pass twice. In a block without products that is a third of
+        # the work.
         forward = block.forward / block.flop if block.flop else 1 / 3
         parts = 1.0
         if events.most is not None:
@@ -90,9 +91,9 @@ def timed_costs(model: ModelConfig, schema: DatasetSchema, events: EventLengths,
 
 
 def kept_activations(model: ModelConfig, schema: DatasetSchema, events: EventLengths, samples: int) -> float:
-    """Count the values that the blocks keep for the backward pass of ``samples`` rows, in the batches with most events.
+    """Count the values that blocks keep for the backward pass of ``samples`` rows, in the batches with most events.
 
-    In parts, those of one part, of which one history may be longer than ``most``.
+    In parts, they are those of one part, in which a single history may be longer than ``most``.
     """
     blocks, total = sequence_costs(model, schema, events.measured), 0.0
     for sequence in schema.sequences:
@@ -108,11 +109,12 @@ def kept_activations(model: ModelConfig, schema: DatasetSchema, events: EventLen
 
 @dataclass(frozen=True, kw_only=True)
 class ShardLoad:
-    """What one shard is asked for in a step of the global batch.
+    """The work of one shard in a step of the global batch.
 
-    ``lookups``: ids, duplicates included; ``distinct``: of them distinct; ``pooled_rows``: output rows (samples x
-    features) it produces for all ranks; ``hit_rate``: share of the lookups that the faster memory serves;
-    ``host_rate``: of tier ssd on a GPU, the share that host memory behind that one serves; ``optimizer``: the tables'.
+    ``lookups`` counts ids, duplicates included, and ``distinct`` the distinct ones. ``pooled_rows`` is the number of
+    output rows (samples x features) it produces for all ranks. ``hit_rate`` is the share of the lookups that the faster
+    memory serves, and ``host_rate``, for tier ssd on a GPU, the share that host memory behind it serves. ``optimizer``
+    is the tables'.
     """
 
     rows: int
@@ -129,13 +131,13 @@ class ShardLoad:
 
 
 def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) -> dict[str, float]:
-    """Predict what a shard costs the rank that holds it.
+    """Predict the cost of a shard for the rank that holds it.
 
-    ``input_exchange`` also holds the rows that tier ssd brings ahead for the next batch and takes back: both go on
-    beside the step, as the ids' exchange does.
+    ``input_exchange`` also holds the rows that tier ssd fetches for the next batch and takes back: both go on beside
+    the step, as the exchange of ids does.
 
     Returns:
-        Ms a step by phase (PHASES without dense and overhead).
+        Ms per step by phase (PHASES without dense and overhead).
     """
     pooled = load.pooled_rows * load.columns * FLOAT
     distinct = min(load.distinct, load.lookups)
@@ -145,7 +147,7 @@ def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) ->
     state = -(-load.columns * load.optimizer.value_bytes // LINE) * LINE
     read = _rows_ms(hardware, load, distinct, row)
     output = pooled / _gb_per_s(hardware, "") / BYTES_PER_MS
-    # The row and its optimizer state are read and written; one figure of state is measured with ``update_ns``.
+    # The row and its optimizer state are read and written; ``update_ns`` covers a single state value.
     written = 2 * _rows_ms(hardware, load, distinct, row + state)
     phases = {
         "input_exchange": 0.0,
@@ -161,20 +163,20 @@ def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) ->
         phases["gradient_exchange"] = all_reduce_ms(hardware, size)
         phases["update"] = hardware.table_overhead_us / 1e3 + passes
         return phases
-    # The rank that sends pays for an exchange, and what stays is free. Links work both ways, and both of them at once.
+    # The sending rank pays for an exchange, and what stays is free. Links work in both directions, and both at once.
     values = 2 if load.weighted else 1
     ids = load.lookups * FLOAT * values + min(load.pooled_rows, global_batch) * FLOAT
     host_ms, ssd_ms = _rows_ahead_ms(hardware, load)
     phases["input_exchange"] = max(links_ms(hardware, ids)) + host_ms + ssd_ms
     if load.sharding == TABLE_ROW_WISE and hardware.hosts > 1:
-        # Partial sums are reduced within the host first; one of its ranks' parts each then leaves it.
+        # Partial sums are reduced within the host first; then each of its ranks sends its part to other hosts.
         local = hardware.ranks_per_host
         within = pooled * (local - 1) / local / hardware.intra_host_gb_per_s
         between = pooled / local * (hardware.hosts - 1) / hardware.hosts / hardware.inter_host_gb_per_s
         outputs_ms = (within + between) / BYTES_PER_MS
     else:
         outputs_ms = max(links_ms(hardware, pooled))
-    # Gradients come back by the way that the outputs went.
+    # Gradients come back the same way that the outputs went.
     phases["output_exchange"] = phases["gradient_exchange"] = outputs_ms
     return phases
 
@@ -182,13 +184,13 @@ def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) ->
 def fixed_ms(
     model: ModelConfig, schema: DatasetSchema, hardware: HardwareConfig, batch: int, events: EventLengths = NO_EVENTS
 ) -> dict[str, float]:
-    """Predict ms a step by phase that no table's place changes: dense part, overhead, and latency of each exchange.
+    """Predict ms per step by phase whatever the tables' places: dense part, overhead, latency of each exchange.
 
-    ``batch``: samples of a step on all ranks. Ranks of embedding hosts have no dense part.
+    ``batch`` is the samples of a step on all ranks. Ranks of embedding hosts have no dense part.
     """
     phases = dict.fromkeys(PHASES, 0.0)
     latency = latency_ms(hardware)
-    # How many ids, then the ids.
+    # Ids need two exchanges, one for their numbers and one for themselves.
     phases["input_exchange"] = 2 * latency
     phases["output_exchange"] = phases["gradient_exchange"] = latency
     if not hardware.only_tables:
@@ -199,15 +201,15 @@ def fixed_ms(
 
 
 def dense_ms(costs: ModelCosts, hardware: HardwareConfig, batch: int) -> float:
-    """Predict ms of the dense part on one rank: forward, backward, optimizer, all-reduce.
+    """Predict the ms of the dense part on one rank: forward, backward, optimizer, all-reduce.
 
     Args:
         costs: FLOPs and activations of a sample, and the parameters.
-        hardware: Whose ranks share the batch and reduce the gradients.
+        hardware: The ranks that share the batch and reduce the gradients.
         batch: Samples of a step on all ranks.
     """
     samples = local_batch(batch, hardware.world_size)
-    # Compute by FLOPs and the rest by bytes add up: they are different kernels, one after the other.
+    # Compute by FLOPs and the rest by bytes add up, because they are different kernels, one after the other.
     compute = samples * costs.flop / hardware.dense_gflop_per_s / 1e6
     if hardware.moved_gb_per_s:
         memory = moved_bytes(costs, samples) / hardware.moved_gb_per_s / BYTES_PER_MS
@@ -235,11 +237,11 @@ def dense_costs(
 
 
 def vector_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
-    """Count the costs of ``model`` on the dense features and one vector, ready made, of each feature and sequence."""
+    """Count the costs of ``model`` given the dense features and a ready vector of each feature and sequence."""
     dim = model.embedding_dim
     inputs = ModelInputs(dense=schema.dense, vectors=schema.vectors, dim=dim, tasks=task_inputs(schema.tasks))
     costs = model_costs(model, inputs)
-    # Embeddings of another width are projected: a product forward, two backward.
+    # Embeddings of another width are projected, which takes one product forward and two backward.
     weights = values = 0
     for column in schema.sparse:
         width = model.dim_of(column.owner)
@@ -252,9 +254,9 @@ def vector_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
 
 
 def step_ms(phases: Mapping[str, float]) -> float:
-    """Add up a step's ms from those of its phases: all one after the other, but the exchange of ids."""
-    # TorchRec's pipeline exchanges the next batch's ids while this one is worked on, so of ``OVERLAPPED`` counts only
-    # what is longer than all the rest. Nothing else overlaps: the pooled outputs and their gradients are waited for.
+    """Add up a step's ms from those of its phases, which follow each other, except for the exchange of ids."""
+    # TorchRec's pipeline exchanges the next batch's ids during this one, so ``OVERLAPPED`` counts only as far as it
+    # takes longer than all the rest. Nothing else overlaps: the step waits for pooled outputs and their gradients.
     return max(serial_ms(phases), phases.get(OVERLAPPED, 0.0))
 
 
@@ -264,19 +266,19 @@ def serial_ms(phases: Mapping[str, float]) -> float:
 
 
 def local_batch(batch: int, world_size: int) -> int:
-    """Samples of a step on one rank, padding included; ``batch``: on all ranks."""
+    """Return the samples of a step on one rank, padding included; ``batch`` is that of all ranks."""
     return -(-batch // world_size)
 
 
 def missing_rows(load: ShardLoad) -> float:
-    """Distinct rows a step that the faster memory has not: the cold ones, which hardly repeat within a batch."""
+    """Return the distinct rows per step missing in the faster memory: cold ones, which hardly repeat in a batch."""
     if load.tier not in ("hbm_cached", "ssd"):
         return 0.0
     return min(load.distinct, load.lookups * (1.0 - load.hit_rate))
 
 
 def _gb_per_s(hardware: HardwareConfig, tier: str) -> float:
-    # '' stands for the device's own memory.
+    # An empty tier stands for the device's own memory.
     if hardware.device == "cpu":
         return hardware.ddr_gb_per_s
     if tier == "ddr":
@@ -286,7 +288,7 @@ def _gb_per_s(hardware: HardwareConfig, tier: str) -> float:
 
 
 def _rows_ms(hardware: HardwareConfig, load: ShardLoad, distinct: float, row: float) -> float:
-    # The distinct rows move once; rows read ahead from SSD are in memory by then.
+    # Distinct rows move once; rows from SSD have been read ahead into memory by then.
     far = missing_rows(load) if load.tier == "hbm_cached" else 0.0
     ms = (distinct - far) * row / _gb_per_s(hardware, load.tier)
     if far:
@@ -295,7 +297,7 @@ def _rows_ms(hardware: HardwareConfig, load: ShardLoad, distinct: float, row: fl
 
 
 def _rows_ahead_ms(hardware: HardwareConfig, load: ShardLoad) -> tuple[float, float]:
-    # What tier ssd moves ahead of the next batch: ms of a GPU's link and host memory, and ms of the disk.
+    # Returns what tier ssd moves ahead of the next batch: ms of a GPU's link and host memory, and ms of the disk.
     host_ms = 0.0
     if load.tier != "ssd":
         return host_ms, 0.0
@@ -305,8 +307,8 @@ def _rows_ahead_ms(hardware: HardwareConfig, load: ShardLoad) -> tuple[float, fl
         # two twice: where it is kept, and where the link takes it from.
         moved = missing * (load.columns * FLOAT + load.optimizer.state_bytes(load.columns))
         host_ms = (moved / hardware.hbm_to_ddr_gb_per_s + HOST_COPIES * moved / hardware.ddr_gb_per_s) / BYTES_PER_MS
-    # Rows that no memory has are read page by page; when they leave memory they are written one after another. Room is
-    # made for them meanwhile: as many bytes as are written are read from segments that are emptied.
+    # Rows in no memory are read page by page; rows that leave memory are written sequentially. Meanwhile the log makes
+    # room for them: it reads as many bytes as it writes, from segments that it empties.
     rows = min(missing, load.lookups * max(0.0, 1.0 - load.hit_rate - load.host_rate))
     row = load.columns * FLOAT + load.columns * load.optimizer.value_bytes
     pages = rows * -(-row // PAGE)
@@ -317,9 +319,9 @@ def _rows_ahead_ms(hardware: HardwareConfig, load: ShardLoad) -> tuple[float, fl
 
 
 def links_ms(hardware: HardwareConfig, size: float) -> tuple[float, float]:
-    """Ms of the links within a host and between hosts while every rank spreads ``size`` bytes evenly over all ranks."""
+    """Return ms of the links within and between hosts while every rank spreads ``size`` bytes over all ranks."""
     if hardware.only_tables:
-        # Embedding hosts send all of it to others, the workers.
+        # Embedding hosts send everything to other hosts, the workers.
         return 0.0, size / hardware.inter_host_gb_per_s / BYTES_PER_MS
     world, local = hardware.world_size, hardware.ranks_per_host
     within = between = 0.0
@@ -331,8 +333,8 @@ def links_ms(hardware: HardwareConfig, size: float) -> tuple[float, float]:
 
 
 def all_reduce_ms(hardware: HardwareConfig, size: float) -> float:
-    """Ms to add up ``size`` bytes over all ranks in rings: a reduce-scatter, then an all-gather."""
-    # Every rank sends to the next; where that one is on another host, the rings share the links of all the host's
+    """Return ms to add up ``size`` bytes over all ranks in rings: a reduce-scatter, then an all-gather."""
+    # Every rank sends to the next one; where that is on another host, the rings share the links of all the host's
     # ranks.
     world, local = hardware.world_size, hardware.ranks_per_host
     moved = 2 * size * (world - 1) / world
@@ -345,7 +347,7 @@ def all_reduce_ms(hardware: HardwareConfig, size: float) -> float:
 
 
 def latency_ms(hardware: HardwareConfig) -> float:
-    """Ms of a small collective over all ranks."""
+    """Return ms of a small collective over all ranks."""
     if hardware.hosts > 1 or hardware.only_tables:
         return hardware.inter_host_latency_us / 1e3
     if hardware.ranks_per_host > 1:

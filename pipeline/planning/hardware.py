@@ -10,14 +10,14 @@ from pipeline.config.plan import TIERS, PlanConfig
 from pipeline.core.errors import ConfigError
 from pipeline.core.units import GIB
 
-# What memory is counted in; hbm_cached is DDR with a cache in HBM.
+# The memories in which bytes are counted; hbm_cached is DDR with a cache in HBM.
 MEMORIES = ("hbm", "ddr", "ssd")
 KERNEL_OF_TIER = {"hbm": "fused", "hbm_cached": "fused_uvm_caching", "ddr": "fused_uvm", "ssd": "fused"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capacity:
-    """Bytes of each memory that one rank may fill with tables, reservations already taken off."""
+    """The bytes of each memory that one rank may fill with tables, after reservations."""
 
     hbm: int
     ddr: int
@@ -28,12 +28,12 @@ class Capacity:
 
     @property
     def each(self) -> tuple[int, int, int]:
-        """Bytes in the order of MEMORIES."""
+        """The bytes in the order of MEMORIES."""
         return self.hbm, self.ddr, self.ssd
 
 
 def memories(hardware: HardwareConfig) -> tuple[str, ...]:
-    """The memories this device has, fastest first: HBM on cuda, DDR, and SSD where ``ssd_gib`` is above 0."""
+    """Return the memories of this device, fastest first: HBM on cuda, DDR, and SSD if ``ssd_gib`` is above 0."""
     known = ["ddr"]
     if hardware.device == "cuda":
         known.insert(0, "hbm")
@@ -43,18 +43,18 @@ def memories(hardware: HardwareConfig) -> tuple[str, ...]:
 
 
 def tiers(hardware: HardwareConfig) -> tuple[str, ...]:
-    """The tiers that tables may live in on this device, fastest first."""
+    """Return the tiers that tables may live in on this device, fastest first."""
     present = memories(hardware)
     return tuple(tier for tier in TIERS if tier in present or (tier == "hbm_cached" and "hbm" in present))
 
 
 def fast_memory(hardware: HardwareConfig) -> str:
-    """The memory that the device computes from: it holds lookup buffers, caches and the dense part."""
+    """Return the memory that the device computes from: it holds lookup buffers, caches and the dense part."""
     return "hbm" if hardware.device == "cuda" else "ddr"
 
 
 def memory_gib(hardware: HardwareConfig, memory: str) -> float:
-    """GiB of ``memory`` that one rank has, reserve included."""
+    """Return the GiB of ``memory`` that one rank has, reserve included."""
     return float(getattr(hardware, f"{memory}_gib"))
 
 
@@ -64,7 +64,7 @@ def capacity(
     """Compute what one rank may fill with tables.
 
     Args:
-        hardware: Its memories.
+        hardware: The hardware with the memories.
         plan: ``plan.<memory>_reserve`` comes off each memory. TorchRec's own percentage reserves HBM only.
         reserved: Bytes by purpose that come off the fast memory.
         host: Bytes by purpose that come off DDR on a GPU.
@@ -79,7 +79,7 @@ def capacity(
             size -= sum(reserved.values())
         room[memory] = max(0, size)
     if hardware.device == "cuda":
-        # A checkpoint's copy takes at most half of what the rest leaves.
+        # A checkpoint's copy takes at most half of what the other reservations leave.
         staging = host.get("staging", 0)
         rest = max(0, room["ddr"] - (sum(host.values()) - staging))
         room["ddr"] = rest - min(staging, rest // 2)
@@ -87,7 +87,7 @@ def capacity(
 
 
 def kernel_of(hardware: HardwareConfig, tier: str, sharding: str) -> str:
-    """TorchRec's kernel for a table of ``tier``: always fused on a CPU, dense for a replica."""
+    """Return TorchRec's kernel for a table of ``tier``: always fused on a CPU, dense for a replica."""
     if sharding == "data_parallel":
         return "dense"
     if hardware.device != "cuda":
@@ -101,7 +101,7 @@ ABSENT = ("embedding_hosts", "moved_gb_per_s", "operation_us")
 
 
 def figures(hardware: HardwareConfig) -> dict[str, float]:
-    """Every figure of the hardware by its name, for ``plan.json``; those of embedding hosts where there are some."""
+    """Return every hardware figure by its name, for ``plan.json``, with those of embedding hosts if there are some."""
     numbers = {}
     for name, value in asdict(hardware).items():
         if isinstance(value, (int, float)) and (name not in ABSENT or value):
@@ -131,7 +131,7 @@ def check_hardware(hardware: HardwareConfig) -> None:
 
 
 def size_text(size: float) -> str:
-    """Bytes for people: GiB, and MiB or KiB where GiB would show as 0.00."""
+    """Format bytes for people: GiB, or MiB or KiB where GiB would show as 0.00."""
     for unit, name in ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
         if size >= unit / 100:
             return f"{size / unit:.2f} {name}"

@@ -9,12 +9,12 @@ import numpy as np
 
 from pipeline.records.dataset import FeatureProfile
 
-# Ranks whose Zipf mass is summed one by one; beyond, the midpoint integral is exact to 1e-7.
+# The Zipf mass of this many ranks is summed one by one; beyond, the midpoint integral is exact to 1e-7.
 EXACT_RANKS = 1000
 KNOTS_PER_DECADE = 8
-# Log-spaced popularity bins of a segment.
+# The number of log-spaced popularity bins of a segment.
 BINS = 16
-# Power-law exponent that stands for "drops at once".
+# The power-law exponent that stands for an immediate drop.
 STEEPEST = 64.0
 # A row with this many lookups has its true rank in the sample.
 SURE_COUNT = 10.0
@@ -22,10 +22,10 @@ SURE_COUNT = 10.0
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class HitCurve:
-    """Share of a table's lookups that its hottest k rows serve, for every k from 0 to ``rows``.
+    """The share of a table's lookups that its hottest k rows serve, for every k from 0 to ``rows``.
 
-    ``knots``: k in rising order from 0 to ``rows``; ``served``: the share at each. Between two knots popularity falls
-    as a power of the row's rank, so the curve is monotone, concave and exact at the knots.
+    ``knots`` are values of k in rising order from 0 to ``rows``, and ``served`` is the share at each. Between two knots
+    popularity falls as a power of the row's rank, so the curve is monotone, concave and exact at the knots.
     """
 
     rows: int
@@ -37,15 +37,15 @@ class HitCurve:
         """Build the curve of a feature's measured access histogram.
 
         Args:
-            profile: With the histogram.
-            lookups: Of the histogram (train rows x ``pooling``; it counts those too that ``data.sampling`` leaves out
-                of training). A sample overrates its own tail, because it calls rows hot that were lucky; ``lookups``
-                above 0 correct that.
+            profile: The profile with the histogram.
+            lookups: The lookups of the histogram (train rows x ``pooling``, including those that ``data.sampling``
+                leaves out of training). A sample overrates its own tail, because it calls rows hot that were lucky;
+                ``lookups`` above 0 correct that.
         """
         knots = np.concatenate([[0.0], np.asarray(profile.hot_rows, np.float64)])
         served = np.concatenate([[0.0], np.asarray(profile.hot_share, np.float64)])
         if served[-1] <= 0:
-            # A log without lookups: no row is hotter than another.
+            # In a log without lookups no row is hotter than another.
             return HitCurve.zipf(int(knots[-1]), 0.0)
         served = served / served[-1]
         if lookups > 0:
@@ -65,7 +65,7 @@ class HitCurve:
         return HitCurve(rows=rows, knots=knots, served=mass / mass[-1])
 
     def share(self, cache_rows: float) -> float:
-        """Share of lookups served by a cache that holds the ``cache_rows`` most read rows (perfect LFU), 0 to 1."""
+        """Return the share of lookups served by a cache of the ``cache_rows`` most read rows (perfect LFU), 0 to 1."""
         k = min(max(float(cache_rows), 0.0), float(self.rows))
         at = int(np.clip(np.searchsorted(self.knots, k, side="left") - 1, 0, len(self.knots) - 2))
         start, end, steep = self.knots[at] + 0.5, self.knots[at + 1] + 0.5, self._steepness[at]
@@ -73,21 +73,21 @@ class HitCurve:
         return float(self.served[at] + (self.served[at + 1] - self.served[at]) * part)
 
     def lru_share(self, cache_rows: float) -> float:
-        """Share of lookups served by a warm LRU cache of ``cache_rows`` rows, for independent lookups."""
-        # Che, Tung, Wang, "Hierarchical Web caching systems", 2002, section III: a row stays for a time T common to all
-        # rows, with sum(1 - exp(-p T)) = cache_rows.
+        """Return the share of lookups served by a warm LRU cache of ``cache_rows`` rows, for independent lookups."""
+        # By Che, Tung, Wang, "Hierarchical Web caching systems", 2002, section III, a row stays for a time T that is
+        # common to all rows, with sum(1 - exp(-p T)) = cache_rows.
         if cache_rows >= self.rows:
             return 1.0
         occupied, hit = self._che
         return float(np.interp(max(float(cache_rows), 0.0), occupied, hit))
 
     def distinct(self, lookups: float) -> float:
-        """Expected distinct rows among ``lookups`` independent lookups."""
+        """Return the expected number of distinct rows among ``lookups`` independent lookups."""
         rows, popularity = self._bins
         return float(-(rows * np.expm1(max(float(lookups), 0.0) * np.log1p(-popularity))).sum())
 
     def within(self, row: int, rows: int) -> HitCurve:
-        """The curve of the lookups that fall on ``rows`` rows from ``row`` on, where the hottest rows are the first."""
+        """Return the curve of the lookups of ``rows`` rows from ``row`` on, where the hottest rows come first."""
         # Knots of this curve are kept, so the new curve is as exact as this one.
         inner = self.knots[(self.knots > row) & (self.knots < row + rows)]
         knots = np.concatenate([[row], inner, [row + rows]])
@@ -99,10 +99,10 @@ class HitCurve:
 
     @cached_property
     def _steepness(self) -> np.ndarray:
-        """Power-law exponent of each segment, the steepest that keeps popularity falling across the knots."""
+        """The power-law exponent of each segment, the steepest that keeps popularity falling across the knots."""
         widths = np.diff(self.knots)
         density = np.maximum(np.diff(self.served), 0.0) / widths
-        # Popularity at each knot: the neighbouring segments' means, joined by a power law of the rank.
+        # Popularity at each knot joins the means of the neighbouring segments by a power law of the rank.
         centres = np.log(np.sqrt((self.knots[:-1] + 0.5) * (self.knots[1:] + 0.5)))
         logs = np.log(np.maximum(density, 1e-300))
         inner = np.exp(np.interp(np.log(self.knots[1:-1] + 0.5), centres, logs))
@@ -112,7 +112,7 @@ class HitCurve:
         low, high = np.zeros(len(widths)), np.full(len(widths), STEEPEST)
         for _ in range(40):
             middle = (low + high) / 2
-            # Of (x / start) ** -middle.
+            # The mean of (x / start) ** -middle over the segment.
             mean = _power_integral(start, end, middle) / widths
             head = density / mean
             tail = head * (end / start) ** -middle
@@ -146,7 +146,7 @@ class HitCurve:
 
 
 def _power_integral(start: np.ndarray | float, end: np.ndarray | float, steep: np.ndarray) -> np.ndarray:
-    """Integral of (x / start) ** -steep from start to end."""
+    """Return the integral of (x / start) ** -steep from start to end."""
     span = np.log(np.asarray(end) / start)
     power = 1 - steep
     flat = np.abs(power) < 1e-9
@@ -154,8 +154,8 @@ def _power_integral(start: np.ndarray | float, end: np.ndarray | float, steep: n
 
 
 def _true_tail(knots: np.ndarray, served: np.ndarray, distinct: int, lookups: float) -> tuple[np.ndarray, np.ndarray]:
-    """The curve with its rarely seen rows replaced by a power law that would have shown this sample."""
-    # 1. The law goes on from the last segment of rows seen at least SURE_COUNT times.
+    """Replace the rarely seen rows of the curve by a power law that would have given this sample."""
+    # 1. Let the law begin at the last segment of rows that were seen at least SURE_COUNT times.
     density = np.diff(served) / np.diff(knots)
     unsure = np.flatnonzero(density * lookups < SURE_COUNT)
     at = max(int(unsure[0]), 1) if len(unsure) else len(density)
@@ -164,8 +164,9 @@ def _true_tail(knots: np.ndarray, served: np.ndarray, distinct: int, lookups: fl
     anchor, head = np.sqrt((knots[at - 1] + 0.5) * (knots[at] + 0.5)), density[at - 1]
     start, mass = knots[at] + 0.5, 1 - served[at]
 
-    # 2. Its exponent keeps the measured share of the rows beyond: (x / anchor) ** -exponent holds mass / head between
-    # the start and each end that the law may have. The last row seen lies in the segment that ends at ``full``.
+    # 2. Choose the exponent that keeps the measured share of the rows beyond: (x / anchor) ** -exponent holds mass /
+    # head between the start and each possible end of the law. The last row seen lies in the segment that ends at
+    # ``full``.
     full = int(np.argmax(served >= 1 - 1e-12))
     seen = float(np.clip(distinct, knots[full - 1], knots[full]))
     ends = np.geomspace(max(seen, knots[at] + 1), max(knots[-1], seen), 64) + 0.5
@@ -176,14 +177,14 @@ def _true_tail(knots: np.ndarray, served: np.ndarray, distinct: int, lookups: fl
         low, high = np.where(flatter, middle, low), np.where(flatter, high, middle)
     steep = low
 
-    # 3. It ends where it gives as many distinct rows in ``lookups`` lookups as were seen.
+    # 3. Choose the end that gives as many distinct rows in ``lookups`` lookups as were seen.
     edges = start * (ends[:, None] / start) ** np.linspace(0, 1, 8 * BINS + 1)
     parts = _power_integral(start, edges, steep[:, None])
     rows, shares = np.diff(edges, axis=1), np.diff(parts, axis=1) / parts[:, -1:] * mass
     shown = knots[at] - (rows * np.expm1(-lookups * shares / rows)).sum(axis=1)
     best = int(np.abs(shown - seen).argmin())
 
-    # Rounded, for a knot that is another one but for its last bits would end a segment without rows.
+    # Round the end: a knot that differs from another only in its last bits would end a segment without rows.
     tail = np.union1d(knots[at + 1 :], np.round(ends[best] - 0.5, 6))
     law = _power_integral(start, np.minimum(tail + 0.5, ends[best]), steep[best])
     tail_served = served[at] + mass * law / law[-1]

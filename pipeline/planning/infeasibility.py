@@ -1,4 +1,4 @@
-"""Why nothing fits: what is short, by how much and in which memory; and remedies, each planned with first."""
+"""Explains why nothing fits: what is short, by how much and in which memory; remedies are planned before shown."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TRIES = 8
 NAMED_TABLES = 4
 SMALLEST_GIB = 0.5
 GROWTHS = (1.0, 1.05, 1.5, 2.0, 2.5)
-# Steps in which the missing bytes are bracketed and then halved: the shortfall is exact to about 2 %.
+# Steps in which the missing bytes are bracketed and then halved, so that the shortfall is exact to about 2 %.
 GROWTH, STEP = 1.3, 2**20
 HALVINGS = 5
 SHOWN_REMEDIES = 3
@@ -30,15 +30,15 @@ SHOWN_REMEDIES = 3
 def plan_error(problem: PlanningProblem, space: PlacementSpace, place: Place) -> PlanError:
     """Build the error for an infeasible plan: need and room by memory, the shortfall, the largest table, remedies.
 
-    ``space``: with every tier offered; ``place``: the assignment's placement for another configuration, or None.
+    ``space`` offers every tier; ``place`` returns the assignment's placement for another configuration, or None.
     """
-    # Over all ranks and memories when every table takes its least: weights, optimizer state, buffers.
+    # Sum over all ranks and memories what every table takes at least: weights, optimizer state, buffers.
     need = 0
     for offers in space.offers.values():
         need += min(sum(offer.total_bytes) for offer in offers)
     missing = _missing_bytes(space, need)
     largest = max(problem.tables, key=lambda table: table.bytes)
-    # Its least on one rank: the largest shard of the offer where that is smallest.
+    # The least that the largest table needs on one rank is the largest shard of the offer where that is smallest.
     shards: list[int] = []
     shardings: dict[str, None] = {}
     for offer in space.offers[largest.name]:
@@ -55,11 +55,11 @@ def plan_error(problem: PlanningProblem, space: PlacementSpace, place: Place) ->
 
 
 def _missing_bytes(space: PlacementSpace, need: int) -> dict[str, int]:
-    # Bytes that every rank lacks, by memory: about the least growth of that memory alone that makes a plan possible. A
-    # memory whose growth alone does not help is absent.
+    # Returns the bytes that every rank lacks, by memory: about the least growth of that memory alone that makes a plan
+    # possible. A memory whose growth alone does not help is absent.
     world = space.hardware.world_size
     missing = {}
-    # Tables of a few rows need next to nothing, but not nothing.
+    # Tables of a few rows need almost nothing, so the limit also has some STEPs.
     most = 4 * need + 4 * STEP
     for memory in memories(space.hardware):
         low = 0
@@ -118,7 +118,7 @@ def _find_remedies(
     """Lift a pin, allow row-wise, parts of the batch or a smaller one (where buffers are to blame), SSD, memory, hosts,
     a smaller dim.
     """
-    # Each is planned before it is named, and a caller stops early.
+    # Each remedy is planned before it is named, and callers may stop early.
     inputs = problem.inputs
     yield from _lift_pins(problem, place)
     if ROW_WISE not in inputs.plan.sharding_types and inputs.world_size > 1:
@@ -129,7 +129,7 @@ def _find_remedies(
         if inputs.batch >> power >= inputs.world_size:
             batches.append(inputs.batch >> power)
     if buffers_to_blame:
-        # The same model from parts of the batch, before another batch; one that looks at the whole batch cannot.
+        # Try the same model in parts of the batch before another batch; a model that looks at the whole batch cannot.
         parts = []
         for power in range(1, TRIES):
             if (inputs.train.accumulate << power) * inputs.world_size <= inputs.batch:
@@ -159,7 +159,7 @@ def _try_place(inputs: PlanInputs, place: Place) -> Placement | None:
 
 
 def _try_values(inputs: PlanInputs, place: Place, path: str, values: Iterable[object]) -> Iterator[str]:
-    """The override of the setting at ``path`` with the first of ``values`` that makes the tables fit."""
+    """Yield the override of the setting at ``path`` with the first of ``values`` that makes the tables fit."""
     for value in values:
         if _try_place(inputs.changed(path, value), place) is None:
             continue
@@ -172,7 +172,7 @@ def _try_values(inputs: PlanInputs, place: Place, path: str, values: Iterable[ob
 
 
 def _lift_pins(problem: PlanningProblem, place: Place) -> Iterator[str]:
-    # The largest pinned tables first: row-wise where it can run, else without the pin.
+    # Try the largest pinned tables first: row-wise where it can run, else without the pin.
     inputs = problem.inputs
     for table in sorted(problem.tables, key=lambda table: -table.bytes):
         if table.name not in inputs.plan.tables:
@@ -187,7 +187,7 @@ def _lift_pins(problem: PlanningProblem, place: Place) -> Iterator[str]:
 
 
 def _add_ssd(problem: PlanningProblem, place: Place) -> Iterator[str]:
-    # As much SSD as the coldest tables need, with their names. An ample disk shows which these are.
+    # Yields as much SSD as the coldest tables need, with their names. An ample disk shows which tables these are.
     inputs = problem.inputs
     ample = inputs.hardware.ssd_gib + 4 * math.ceil(problem.table_bytes / GIB) + 1
     placement = _try_place(inputs.changed("hardware.ssd_gib", ample), place)
@@ -210,8 +210,8 @@ def _add_ssd(problem: PlanningProblem, place: Place) -> Iterator[str]:
 
 def _larger_sizes(inputs: PlanInputs, memory: str, missing: int) -> Iterator[float]:
     share = 1.0 - float(getattr(inputs.plan, f"{memory}_reserve"))
-    # A larger memory also stages larger checkpoints, so the tables may get only half of it. A tiny one lacks more
-    # than the tables' shortfall, because the rest of a rank does not fit either.
+    # A larger memory also stages larger checkpoints, so the tables may get only half of it. A tiny one lacks more than
+    # the tables' shortfall, because the rest of a rank does not fit either.
     gib = 0.0
     for factor in GROWTHS:
         gib = memory_gib(inputs.hardware, memory) + factor * missing / GIB / share
@@ -221,8 +221,8 @@ def _larger_sizes(inputs: PlanInputs, memory: str, missing: int) -> Iterator[flo
 
 
 def _more_hosts(inputs: PlanInputs, space: PlacementSpace, need: int) -> Iterator[int]:
-    # More hosts work on smaller slices of the batch: a host without room for tables now may get
-    # half of its memory for them.
+    # More hosts work on smaller slices of the batch, so a host without room for tables now may get half of its memory
+    # for them.
     hardware = inputs.hardware
     half = sum(memory_gib(hardware, memory) for memory in memories(hardware)) * GIB / 2
     have = (sum(space.room.each) or half) * hardware.ranks_per_host
@@ -234,5 +234,5 @@ def _more_hosts(inputs: PlanInputs, space: PlacementSpace, need: int) -> Iterato
 
 
 def _round_up(gib: float) -> float:
-    # To a tenth of a GiB.
+    # Rounds up to a tenth of a GiB.
     return math.ceil(10 * gib) / 10

@@ -1,4 +1,4 @@
-"""What a plan is made of: the settings it depends on, and the dataset's schema and profile."""
+"""The inputs of a plan: the settings it depends on, and the dataset's schema and profile."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PlanInputs:
 
     @property
     def batch(self) -> int:
-        """Samples of a step on all ranks."""
+        """The samples of a step on all ranks."""
         return self.train.batch
 
     @property
@@ -61,13 +61,13 @@ class PlanInputs:
         """Copy the inputs with the setting at dotted ``path`` changed."""
         inputs: PlanInputs = _changed(self, path.split("."), value)
         if path == "hardware.hosts" and self.hardware.only_tables:
-            # Of a table side all hosts hold tables.
+            # On a table side all hosts are embedding hosts.
             inputs = _changed(inputs, ["hardware", "embedding_hosts"], value)
         return inputs
 
 
 def table_side(inputs: PlanInputs) -> PlanInputs:
-    """The embedding hosts of a bipartite cluster as a cluster of their own; ``inputs`` themselves for any other."""
+    """Return the embedding hosts of a bipartite cluster as a separate cluster; ``inputs`` themselves for any other."""
     hardware = inputs.hardware
     if not hardware.embedding_hosts or hardware.only_tables:
         return inputs
@@ -81,7 +81,7 @@ def table_side(inputs: PlanInputs) -> PlanInputs:
 
 
 def worker_side(inputs: PlanInputs) -> PlanInputs:
-    """The workers of a bipartite cluster as a cluster of their own."""
+    """Return the workers of a bipartite cluster as a separate cluster."""
     hosts = inputs.hardware.hosts - inputs.hardware.embedding_hosts
     return replace(inputs, hardware=replace(inputs.hardware, hosts=hosts, embedding_hosts=0, ssd_gib=0.0))
 

@@ -1,4 +1,4 @@
-"""The plan for people (80 columns of text) and for ``result.json`` (a summary). No torch here."""
+"""The plan for people (80 columns of text) and for ``result.json`` (a summary). This module imports no torch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOWN_REASONS = 8
 SHOWN_RANKS = 8
 # Widths in characters.
 LABEL, BAR = 16, 24
-# Heading and width of each column; the first column, the name, takes the rest of the line.
+# The heading and width of each column; the first column, the name, takes the rest of the line.
 COLUMNS = (("rows", 11), ("dim", 4), ("GiB", 8), ("tier", 9), ("sharding", 14), ("ranks", 5), ("ms", 8))
 CACHE_COLUMNS = (("cached rows", 14), ("of the table", 12), ("hits", 7))
 TIER_COLUMNS = (("tables", 6), ("GiB", 10), ("kernel", 17), ("sharding", 33))
@@ -29,7 +29,7 @@ SHORT = {"hbm_cached": "hbm+cache", "table_column_wise": "table_col_wise"}
 
 
 def plan_summary(plan: Plan) -> dict:
-    """``result.json``'s ``plan`` part: predicted bytes by tier over all ranks, step ms, and each table's place."""
+    """Return the ``plan`` part of ``result.json``: predicted bytes by tier, step ms, and each table's place."""
     tiers, tables = {}, {}
     for tier in MEMORIES:
         tiers[f"{tier}_bytes"] = sum(rank[tier] for rank in plan.memory)
@@ -67,9 +67,9 @@ def _table_lines(tables: Sequence[tuple[str, TablePlan]], width: int) -> list[st
     for name, table in tables[:SHOWN_TABLES]:
         rows = f"{table.rows:,}"
         if table.rows >= 1e9:
-            # With commas it would not fit the column.
+            # The number would not fit the column with commas.
             rows = str(table.rows)
-        # The one rank by number, several by count, as in x16.
+        # A single rank is shown by number, several by count, as in x16.
         ranks = f"x{len(table.ranks)}"
         if len(table.ranks) == 1:
             ranks = str(table.ranks[0])
@@ -84,7 +84,7 @@ def _table_lines(tables: Sequence[tuple[str, TablePlan]], width: int) -> list[st
 
 
 def _tier_lines(plan: Plan, width: int) -> list[str]:
-    # Tables, bytes, kernels and sharding types by tier sum up a plan of 1,000 tables.
+    # Sums up tables, bytes, kernels and sharding types by tier, which shows a plan even of 1,000 tables at a glance.
     if len(plan.tables) < 2:
         return []
     by_tier: dict[str, dict[str, list[TablePlan]]] = {}
@@ -94,7 +94,7 @@ def _tier_lines(plan: Plan, width: int) -> list[str]:
     unknown = by_tier.keys() - set(TIERS)
     for tier in [*TIERS, *sorted(unknown)]:
         label = SHORT.get(tier, tier)
-        # Kernels and sharding types by how many tables have them, then by name.
+        # Sort kernels and sharding types by the number of their tables, then by name.
         kernels = by_tier.get(tier, {})
         for kernel, tables in sorted(kernels.items(), key=lambda item: (-len(item[1]), item[0])):
             shardings = Counter(SHORT.get(table.sharding, table.sharding) for table in tables)
@@ -108,7 +108,7 @@ def _tier_lines(plan: Plan, width: int) -> list[str]:
 
 
 def _cache_lines(tables: Sequence[tuple[str, TablePlan]], width: int) -> list[str]:
-    # The tables with a cache in a faster memory, and the share of lookups that it should serve.
+    # Lists the tables with a cache in a faster memory, and the share of lookups that it should serve.
     cached = [(name, table) for name, table in tables if table.cache_rows]
     if not cached:
         return []
@@ -127,7 +127,7 @@ def _cache_lines(tables: Sequence[tuple[str, TablePlan]], width: int) -> list[st
 
 
 def _reason_lines(tables: Sequence[tuple[str, TablePlan]], width: int) -> list[str]:
-    # Why the largest tables are where they are. Similar tables have the same reason, which is written once.
+    # Explains why the largest tables are where they are. Similar tables share a reason, which is written once.
     names: dict[str, list[str]] = {}
     for name, table in tables[:SHOWN_REASONS]:
         if table.reason:
@@ -141,7 +141,7 @@ def _reason_lines(tables: Sequence[tuple[str, TablePlan]], width: int) -> list[s
 
 
 def _memory_lines(plan: Plan, width: int) -> list[str]:
-    # Predicted GiB by rank and tier against the capacity; of many ranks only the mean, fullest and emptiest.
+    # Compares predicted GiB by rank and tier with the capacity; of many ranks only the mean, fullest and emptiest.
     if not plan.memory:
         return []
     lines = [f"{'memory':<{LABEL}}     [# tables, = reserved, . free]", "-" * width]
@@ -165,7 +165,7 @@ def _memory_lines(plan: Plan, width: int) -> list[str]:
 
 
 def _fullness(plan: Plan, rank: int) -> float:
-    # The used share of the rank's fullest tier; bytes where no capacity is known.
+    # Returns the used share of the rank's fullest tier; bytes where no capacity is known.
     used = {tier: plan.memory[rank].get(tier, 0) for tier in MEMORIES}
     used[plan.reserved_tier] += plan.reserved_bytes(rank)
     shares = []
@@ -177,7 +177,7 @@ def _fullness(plan: Plan, rank: int) -> float:
 
 
 def _tier_bars(plan: Plan, label: str, used: Mapping[str, float], reserved: float) -> list[str]:
-    # One line for every tier that exists or is used.
+    # Returns one line for every tier that exists or is used.
     lines: list[str] = []
     for tier in MEMORIES:
         tables = used.get(tier, 0)
@@ -201,7 +201,7 @@ def _tier_bars(plan: Plan, label: str, used: Mapping[str, float], reserved: floa
 
 
 def _phase_lines(plan: Plan, width: int) -> list[str]:
-    # Predicted ms of each phase on the slowest rank and in the mean, with a bar of the slowest rank's share.
+    # Shows each phase's predicted ms on the slowest rank and on average, with a bar of the slowest rank's share.
     if not plan.phases:
         return []
     slowest = plan.slowest_rank
@@ -240,7 +240,7 @@ def _closing_lines(plan: Plan) -> list[str]:
     if plan.phases:
         part, gap = "step", "proven to be the best"
         if plan.gap > 5e-5:
-            # Less would round to 0.00 %.
+            # A smaller gap would round to 0.00 %.
             gap = f"at most {plan.gap:.2%} above the best possible"
         lines.append(f"tiers: {gap}, by the cost model")
     where = "on the slowest rank"
@@ -261,7 +261,7 @@ def _line(name: str, cells: Sequence[str], width: int, columns: Sequence[tuple[s
         side = "<" if heading in LEFT else ">"
         aligned.append(f"{cell:{side}{size}}")
     rest = " ".join(aligned)
-    # A long last cell is cut, not the name.
+    # A long last cell is cut, but not the name.
     room = max(width - len(rest) - 1, len("hbm+cache"))
     if len(name) > room:
         name = name[: max(room - 2, 1)] + ".."

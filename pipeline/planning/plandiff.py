@@ -1,4 +1,4 @@
-"""Plans in a store, by key, run or file; what moved from one to another and why; a former plan used again."""
+"""Finds plans in a store by key, run or file; explains what moved between two; uses an earlier plan again."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from pipeline.store.artifacts import Store
 
 PINS = "plan.tables."
 FILE = "plan.json"
-# Names in an error, and characters of a key.
+# The most names in an error, and the characters of a key.
 SHOWN, KEY = 8, 12
-# A plan is used again where each table's lookups per sample have changed by no more than this share.
+# A plan is used again if each table's lookups per sample have changed by no more than this share.
 MOST_CHANGE = 0.1
 
 Pair = list[Any]
@@ -73,7 +73,7 @@ def find_plan(store: Store, text: str) -> StoredPlan:
 
 
 def _list_some(names: list[str], length: int | None = None) -> str:
-    # The first ``SHOWN`` names, each cut to ``length`` characters.
+    # Lists the first ``SHOWN`` names, each cut to ``length`` characters.
     shown = [name[:length] for name in names[:SHOWN]]
     if len(names) > SHOWN:
         shown.append("..")
@@ -81,7 +81,7 @@ def _list_some(names: list[str], length: int | None = None) -> str:
 
 
 def _find_plan_of_run(store: Store, run: str) -> str:
-    # The path of the plan that ``run`` made or used, "" if there is none.
+    # Returns the path of the plan that ``run`` made or used, "" if there is none.
     path = f"runs/{run}/steps.json"
     if not run or "/" in run or not store.exists(path):
         return ""
@@ -89,7 +89,7 @@ def _find_plan_of_run(store: Store, run: str) -> str:
         paths = [step["path"] for step in store.read_json(path)["steps"] if step["name"] == "plan"]
     except (KeyError, TypeError):
         return ""
-    # The artifact may be gone; then the run names no plan.
+    # If the artifact is gone, the run names no plan.
     if not paths or not store.exists(f"{paths[0]}/{FILE}"):
         return ""
     return str(paths[0])
@@ -108,7 +108,7 @@ def _read_file(path: Path) -> StoredPlan:
 
 
 def _settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    # The values by dotted path; a group without values is none.
+    # Returns the values by dotted path; a group without values is left out.
     return {path: value for path, value in leaves(config).items() if not isinstance(value, Mapping)}
 
 
@@ -128,7 +128,7 @@ def plan_diff(first: StoredPlan, second: StoredPlan) -> PlanDiff:
     own, moved = {}, {}
     for name in shared:
         old, new = a.tables[name], b.tables[name]
-        # The table's own inputs: rows, dim, pooling, pins. They explain its move, else those of the whole plan do.
+        # The table's own inputs (rows, dim, pooling, pins) explain its move, or else those of the whole plan.
         of_table: dict[str, Pair] = {}
         for key in ("rows", "dim", "pooling"):
             if getattr(old, key) != getattr(new, key):
@@ -146,9 +146,9 @@ def plan_diff(first: StoredPlan, second: StoredPlan) -> PlanDiff:
         table = _describe_move(old, new, because)
         if table.places:
             moved[name] = table
-    # The tables that cost most to move come first.
+    # Tables that cost the most to move come first.
     moved = dict(sorted(moved.items(), key=lambda item: (-item[1].bytes_moved, -item[1].bytes, item[0])))
-    # Ms on the slowest rank of either plan.
+    # Compare the ms on the slowest rank of either plan.
     phases = {}
     if a.phases and b.phases:
         spent, spent_now = a.phases[a.slowest_rank], b.phases[b.slowest_rank]
@@ -199,7 +199,7 @@ def _describe_side(stored: StoredPlan) -> PlanSide:
 
 
 def _find_changes(first: StoredPlan, second: StoredPlan) -> dict[str, Pair]:
-    # Inputs of the whole plan that differ, by dotted path; only the plan's own figures where settings are unknown.
+    # Returns inputs of the whole plan that differ, by dotted path; only the plan's own figures if settings are unknown.
     sides = []
     for stored in (first, second):
         plan = stored.plan
@@ -215,7 +215,7 @@ def _find_changes(first: StoredPlan, second: StoredPlan) -> dict[str, Pair]:
             inputs[f"hardware.{name}"] = figure
         if first.settings and second.settings:
             for path, value in stored.settings.items():
-                # A pin's empty field asks for nothing.
+                # An empty field of a pin asks for nothing.
                 if not path.startswith(PINS) or value not in ("", [], None):
                     inputs[path] = value
         sides.append(inputs)
@@ -274,7 +274,7 @@ def _text(value: Any) -> str:
 
 
 def _compare_memory(first: Plan, second: Plan) -> dict[str, TierBytes]:
-    # Predicted bytes in tables, of tiers that a plan uses.
+    # Returns predicted bytes in tables, for the tiers that a plan uses.
     memory = {}
     for tier in MEMORIES:
         all_bytes, fullest_bytes = [], []
@@ -287,24 +287,24 @@ def _compare_memory(first: Plan, second: Plan) -> dict[str, TierBytes]:
     return memory
 
 
-# Plan reuse: the plan of an earlier night, where nothing it depends on has changed, so that tables stay in place.
+# Plan reuse takes the plan of an earlier night if nothing that it depends on has changed, so that tables stay in place.
 
 
 def reused_plan(
     store: Store, former: str, covered: Mapping[str, Any], schema: DatasetSchema, profile: Profile, profile_key: str
 ) -> tuple[Plan | None, str]:
-    """Use the plan of an earlier night again, where what it depends on is the same.
+    """Use the plan of an earlier night again, if what it depends on is the same.
 
     Args:
-        store: Of the plan.
+        store: The store of the plan.
         former: The path of its artifact.
-        covered: The settings that a plan's key covers, as they are now. They must be the same.
+        covered: The present settings that a plan's key covers. They must be the same.
         schema: Every table must have the same rows.
         profile: A table's lookups per sample may differ by MOST_CHANGE.
-        profile_key: Recorded in the plan.
+        profile_key: The key to record in the plan.
 
     Returns:
-        The plan, or None where a new one is needed, and the reason in words.
+        The plan, or None if a new one is needed, and the reason in words.
     """
     artifact = store.find(former)
     if artifact is None:
@@ -314,9 +314,9 @@ def reused_plan(
         plan = read(Plan, store, f"{former}/{FILE}")
     except ArtifactError as error:
         return None, error.message
-    # The settings of an older plan may say train.global_batch=auto; the plan itself has the number.
+    # The settings of an older plan may say train.global_batch=auto, but the plan itself has the number.
     then = {**artifact.config, "train": {**artifact.config.get("train", {}), "global_batch": plan.global_batch}}
-    # Which plan a plan follows does not count.
+    # The former plan that each of them follows does not count.
     then["plan"] = {**then["plan"], "former": None}
     now = {**covered, "plan": {**covered["plan"], "former": None}}
     change = _find_difference(then, now, "") or _find_table_difference(plan, schema, profile)

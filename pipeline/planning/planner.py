@@ -1,4 +1,4 @@
-"""From configuration, schema and profile to a complete plan: the steps of the plan stage."""
+"""Makes a complete plan from configuration, schema and profile: the steps of the plan stage."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ def make_plan(inputs: PlanInputs, profile_key: str = "") -> Plan:
 
     Args:
         inputs: The configuration and the dataset.
-        profile_key: The dataset's, recorded in the plan.
+        profile_key: The key of the dataset's profile, recorded in the plan.
 
     Raises:
-        ConfigError: Pins, types or hardware figures cannot be.
+        ConfigError: Pins, types or hardware figures are impossible.
         ArtifactError: Profile and schema differ.
         PlanError: The tables do not fit.
     """
     if inputs.hardware.embedding_hosts and not inputs.hardware.only_tables:
         return bipartite_plan(inputs, lambda table_side: make_plan(table_side, profile_key))
-    # 1. What each table may get, and what a rank keeps for everything else.
+    # 1. Find what each table may get, and what a rank keeps for everything else.
     problem = build_problem(inputs)
     hardware = problem.inputs.hardware
     with silence_warnings():
-        # 2. The fastest memory alone first. Slower ones are offered where nothing fits.
+        # 2. Offer the fastest memory alone first, and slower ones where nothing fits.
         for offered in search_rounds(problem):
-            # 3. Every way to place every table, priced by both cost models.
+            # 3. Price every way to place every table by both cost models.
             space = build_space(problem, offered)
-            # 4. What TorchRec's planner would do; with one layout a table it has nothing to say.
+            # 4. Find what TorchRec's planner would do; with a single layout per table it decides nothing.
             default = None
             if not _lies_whole(hardware, offered):
                 default = default_plan(space)
-            # 5. The fastest placement of all that is not rated worse.
+            # 5. Choose the fastest placement of all that is not rated worse.
             chosen = find_best(space, default)
             if chosen is not None:
                 return _assemble(problem, space, chosen, profile_key)
@@ -77,7 +77,7 @@ def build_space(problem: PlanningProblem, offered: dict[str, Choice]) -> Placeme
     hardware, train = problem.inputs.hardware, problem.inputs.train
     layouts = {}
     if _lies_whole(hardware, offered):
-        # TorchRec has nothing to say, and loading it would take longer than the rest.
+        # TorchRec decides nothing here, and importing it would take longer than the rest.
         for table in problem.tables:
             layouts[table.name] = [whole_layout(train.batch, table)]
     else:
@@ -97,7 +97,7 @@ def _lies_whole(hardware: HardwareConfig, offered: Mapping[str, Choice]) -> bool
 
 @contextmanager
 def silence_warnings() -> Iterator[None]:
-    """Suppress Python warnings and log records of TorchRec's planner: what matters is a result or an error."""
+    """Suppress Python warnings and log records of TorchRec's planner, since only a result or an error matters."""
     disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -118,7 +118,7 @@ def _assemble(problem: PlanningProblem, space: PlacementSpace, chosen: BestPlace
     memory, phases, reserved = [], [], []
     for used, spent in zip(placement.memory, placement.phases, strict=True):
         memory.append(dict(zip(MEMORIES, used, strict=True)))
-        # Rounded, so that plan.json does not show rounding errors of sums.
+        # Values are rounded, so that plan.json does not show rounding errors of sums.
         phases.append({phase: round(ms, 6) for phase, ms in spent.items()})
         reserved.append({**problem.reserved, "margin": margin})
     return Plan(

@@ -1,4 +1,4 @@
-"""What is planned: every table with what it may get, and what a rank keeps for everything else. No torch here."""
+"""The planning problem: every table with what it may get, and what a rank keeps for everything else. No torch."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ from pipeline.planning.inputs import PlanInputs, table_side
 from pipeline.records.dataset import DatasetSchema, Profile
 from pipeline.specs.optimizers import ORDINARY_STATE
 
-# Thread stacks, allocator arenas, compiled kernels and decoder buffers of a training run, measured on a CPU.
+# Bytes of thread stacks, allocator arenas, compiled kernels and decoder buffers of a training run, measured on a CPU.
 RUNTIME = 56 << 20
-# The offset at which the ids of a sample with several ids begin.
+# Bytes of the offset at which the ids of a sample with several ids begin.
 OFFSET = 8
-# Pairs, buffers and threads' arenas of three process groups, where there are other ranks.
+# Bytes of pairs, buffers and threads' arenas of three process groups, where there are other ranks.
 RUNTIME_LINKED = 48 << 20
-# float32 values of a parameter beside optimizer state: the value, its gradient, a reduced copy, half of one for bf16.
+# float32 values per parameter besides optimizer state: the value, its gradient, a reduced copy, half of one for bf16.
 PER_PARAMETER = 3.5
-# float32 values of an activation: the one kept for the backward pass, and its gradient or a temporary copy.
+# float32 values per activation: the one kept for the backward pass, and its gradient or a temporary copy.
 PER_ACTIVATION = 2.0
-# Batches of a rank beside the prefetched ones: one being built, one exchanged, one trained.
+# Batches of a rank besides the prefetched ones: one being built, one exchanged, one trained.
 BATCHES_IN_WORK = 3
 
 
@@ -70,7 +70,7 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
     part = local_batch(batch, inputs.train.accumulate)
     activations = float(part * vector_costs(model, schema).activations)
     if part < batch:
-        # What the ranking model takes, and its gradient, stay for the whole batch.
+        # The inputs of the ranking model, and their gradient, stay for the whole batch.
         activations += batch * len(schema.vectors) * model.embedding_dim
     activations += kept_activations(model, schema, inputs.events, batch)
     pooled = batch * FLOAT * sum(len(table.features) * model.dim_of(table.name) for table in schema.tables)
@@ -88,7 +88,7 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
         "runtime": runtime,
     }
     if hardware.only_tables:
-        # The dense part is there, but it has no samples and learns nothing.
+        # The dense part exists on these ranks, but it has no samples and learns nothing.
         reserved |= {"dense": FLOAT * int(costs.parameters), "activations": 0, "inputs": 0}
     if hardware.device == "cpu":
         host = host_bytes(inputs)
@@ -101,7 +101,7 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
 
 
 def event_bytes(inputs: PlanInputs, samples: int) -> float:
-    """Count the bytes of embeddings of the events of ``samples`` rows, in the batches that have most of them.
+    """Count the embedding bytes of the events of ``samples`` rows, in the batches that have the most of them.
 
     Every table of sequences has a value for each row of events; rows are those of ``embeddings.event_lookups``.
     """
@@ -134,8 +134,9 @@ def host_bytes(inputs: PlanInputs) -> dict[str, int]:
 
 
 def _decoded_rows(inputs: PlanInputs) -> int:
-    # Rows of decoded windows in memory: each lane's, and those ahead. A window is decoded into memory of its own, and
-    # its rows are mixed into that of the lane (``training/lane_reader.py``). Rows that are not shuffled need less.
+    # Returns the decoded rows in memory: those of each lane's window, and those ahead. A window is decoded into
+    # separate memory, then its rows are mixed into that of the lane (``training/lane_reader.py``). Rows that are not
+    # shuffled need less.
     train = inputs.train
     groups = list(itertools.chain(*inputs.schema.groups.get("train", [])))
     largest = max(groups, default=inputs.ingest.rows_per_group)
@@ -148,7 +149,7 @@ def _decoded_rows(inputs: PlanInputs) -> int:
 
 
 def staged_row(size: int) -> int:
-    """Bytes that a checkpoint stages for a row: its ``size`` with optimizer state, its number and its touched mark."""
+    """Return the bytes that a checkpoint stages for a row: ``size`` with optimizer state, its number and its mark."""
     return size + 8 + 1
 
 
@@ -166,7 +167,7 @@ def row_bytes(schema: DatasetSchema, profile: Profile) -> float:
     return size
 
 
-# Above this many (table, rank) pairs only tables above half of a rank's fair load are offered split.
+# Above this many (table, rank) pairs, only tables above half of a rank's fair load are offered split.
 SEARCH_PAIRS = 4_096
 HEAVY_SHARE = 0.5
 # The smallest tables stay in the fastest memory, up to this share of it, unless nothing fits then.
@@ -175,7 +176,7 @@ SMALL_SHARE = 0.02
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningProblem:
-    """What is planned: tables and their choices; on every rank reserved bytes, room and fixed ms by phase."""
+    """What is planned: tables and their choices, and the reserved bytes, room and fixed ms by phase of every rank."""
 
     inputs: PlanInputs
     tables: list[PlannedTable]
@@ -186,12 +187,12 @@ class PlanningProblem:
 
     @property
     def table_bytes(self) -> int:
-        """Weights and optimizer state of all tables."""
+        """The bytes of weights and optimizer state of all tables."""
         return sum(table.bytes for table in self.tables)
 
 
 def build_problem(inputs: PlanInputs) -> PlanningProblem:
-    """Check the user's settings, and work out the choices of each table; of a bipartite cluster on its table side.
+    """Check the user's settings, and find the choices of each table; in a bipartite cluster those of its table side.
 
     Raises:
         ConfigError: An unknown type or pinned table, a pin that cannot run, a hardware figure of 0.
@@ -219,9 +220,9 @@ def _build_choices(
 ) -> dict[str, Choice]:
     total_bytes = sum(table.bytes for table in tables)
     total_lookups = sum(table.pooling for table in tables)
-    # What keeps 1,000 tables on 128 ranks searchable: tables below a share of a rank's fair load (bytes and lookups
-    # alike) are not offered split, and replicas only of tables that cost less so all the ranks that whole tables would
-    # keep busy.
+    # Keep 1,000 tables on 128 ranks searchable: tables below a share of a rank's fair load (bytes and lookups alike)
+    # are not offered split, and replicas only if copies on all ranks that whole tables would keep busy cost no more
+    # together than the whole table (``_has_cheap_replicas``).
     large = len(tables) * hardware.world_size > SEARCH_PAIRS
     offered = {}
     for table in tables:
@@ -240,9 +241,9 @@ def _build_choices(
 
 
 def _has_cheap_replicas(hardware: HardwareConfig, batch: int, table: PlannedTable, busy: int) -> bool:
-    # Whether copies of the table cost ``busy`` ranks together no more than the table whole on one of them. Of more
-    # ranks than tables the others would be idle, so their copies are free. What overlaps with the step is left out,
-    # and memory: the search counts them.
+    # Whether copies of the table cost ``busy`` ranks together no more than the whole table costs one of them. If there
+    # are more ranks than tables, the others would be idle, so their copies are free. Memory and what overlaps with the
+    # step are left out, since the search counts them.
     whole, tier = ShardBlock(0, table.rows, 0, table.dim), tiers(hardware)[0]
     cost = {}
     for sharding in (TABLE_WISE, DATA_PARALLEL):
@@ -271,7 +272,7 @@ def _build_free_choice(
     if not replicas or hardware.world_size == 1:
         pointless.add(DATA_PARALLEL)
     if hardware.ranks_per_host == 1:
-        # It is table_wise by another name.
+        # With one rank per host it is the same as table_wise.
         pointless.add(TABLE_ROW_WISE)
     worthwhile = [name for name in possible if name not in pointless] or possible
     if hardware.world_size == 1 and TABLE_WISE in possible:
@@ -291,8 +292,8 @@ def search_rounds(problem: PlanningProblem) -> list[dict[str, Choice]]:
             allowed = all_tiers[: all_tiers.index(memory) + 1]
             allowances.append({name: _within(choice, allowed) for name, choice in problem.offered.items()})
 
-    # Before the last round comes one in which the smallest tables keep the fastest memory: together they take so
-    # little of it that a slower tier gains nothing.
+    # In the round before the last, the smallest tables keep the fastest memory: together they take so little of it that
+    # a slower tier gains nothing.
     fast_bytes = problem.room.of(fast_memory(hardware)) * problem.inputs.world_size
     small = set[str]()
     taken = 0

@@ -1,8 +1,8 @@
 """The cost model's view of a finished plan: every rank's phases and memory, and what towers add. No torch.
 
-The plan of one group of tower hosts covers its tables, its ranks and their batch. The model's dense part is another:
-its ranking takes what all towers put out for one rank's samples, and its gradients are reduced over all hosts.
-``step_parts`` says what a predicted step is spent on, by what would make it shorter.
+The plan of one group of tower hosts covers its tables, its ranks and their batch. The model's dense part is separate:
+its ranking model takes the outputs of all towers for one rank's samples, and its gradients are reduced over all hosts.
+``step_parts`` splits a predicted step by what would make it shorter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WITHIN, BETWEEN = "within_hosts", "between_hosts"
 class Prediction:
     """By rank: ms by phase (PHASES), bytes of its tables with their optimizer state, bytes reserved by purpose.
 
-    ``whole_ms``: a step, where ranks that do different work wait for each other; None: they work alike.
+    ``whole_ms`` is a step if ranks that do different work wait for each other; None: they all do the same work.
     """
 
     phases: list[dict[str, float]]
@@ -43,7 +43,7 @@ class Prediction:
 
     @property
     def bytes(self) -> int:
-        """Memory that training takes on the fullest rank: tables and reservations, without the process itself."""
+        """The memory that training takes on the fullest rank: tables and reservations, without the process itself."""
         fullest = 0
         for tables, reserved in zip(self.tables, self.reserved, strict=True):
             size = tables
@@ -55,9 +55,9 @@ class Prediction:
 
 
 def predict(plan: Plan, inputs: PlanInputs) -> Prediction:
-    """Predict what ``plan`` costs on the hardware and for the tables of ``inputs``.
+    """Predict the cost of ``plan`` on the hardware and for the tables of ``inputs``.
 
-    Ranks wait for each other in the exchanges; that time is not added up, the slowest rank's own time counts.
+    Ranks wait for each other in the exchanges. That time is not added up; the slowest rank's own time counts.
     """
     hardware, batch, world = inputs.hardware, inputs.batch, plan.world_size
     phases, reserved = [], []
@@ -71,11 +71,11 @@ def predict(plan: Plan, inputs: PlanInputs) -> Prediction:
             for phase, ms in spent.items():
                 phases[shard.rank][phase] += ms
             tables[shard.rank] += placed.resident_bytes(shard, plan.device)
-            # The copy of rows on SSD lies on SSD.
+            # The copy of rows on SSD lies on SSD, not in memory.
             row = 0 if placed.tier == "ssd" else table.row_bytes(shard.columns)
             staged[shard.rank] += shard.rows * staged_row(row)
     if hardware.device == "cpu":
-        # A plan reserves for tables spread evenly; now it is known what each rank stages.
+        # The plan reserved for tables spread evenly, but now it is known what each rank stages.
         for purposes, size in zip(reserved, staged, strict=True):
             purposes["staging"] = size
     return Prediction(phases=phases, tables=tables, reserved=reserved)
@@ -84,7 +84,7 @@ def predict(plan: Plan, inputs: PlanInputs) -> Prediction:
 def shard_phases(
     hardware: HardwareConfig, batch: int, table: PlannedTable, placed: TablePlan
 ) -> list[dict[str, float]]:
-    """Ms by phase of each shard of ``placed``, as the planner priced them."""
+    """Return the ms by phase of each shard of ``placed``, as the planner priced them."""
     blocks = []
     for shard in placed.shards:
         blocks.append(ShardBlock(shard.row, shard.rows, shard.column, shard.columns))
@@ -97,9 +97,9 @@ def shard_phases(
 class Crossing:
     """What one sample sends between tower hosts.
 
-    ``ids``: values to other tower hosts, a length for each feature included; ``own``: vectors of width ``dim`` that
-    this rank's tower hosts put out, out of all ``vectors`` (names); ``groups``: of tower hosts there are; ``modules``:
-    the costs of their towers' modules.
+    ``ids`` is the number of values sent to other tower hosts, including a length for each feature. ``own`` is the
+    number of vectors of width ``dim`` that this rank's tower hosts output, out of all ``vectors`` (names). ``groups``
+    is the number of groups of tower hosts. ``modules`` has the costs of their towers' modules.
     """
 
     ids: float
@@ -114,12 +114,12 @@ def beyond_tower_ms(group: PlanInputs, hardware: HardwareConfig, crossing: Cross
     """Predict what towers add to the plan of one group of tower hosts.
 
     Args:
-        own: What that plan is made for: the group's hosts, and its tables beside all dense features.
-        hardware: All hosts.
+        group: The inputs of that plan: the group's hosts, and its tables with all dense features.
+        hardware: The hardware of all hosts.
         crossing: What one sample sends between the groups. Vectors travel as float32.
 
     Returns:
-        Ms a step by phase (PHASES).
+        Ms per step by phase (PHASES).
     """
     model, batch, schema = group.model, group.batch, group.schema
     phases = dict.fromkeys(PHASES, 0.0)
@@ -137,7 +137,7 @@ def beyond_tower_ms(group: PlanInputs, hardware: HardwareConfig, crossing: Cross
     bytes_per_ms = hardware.inter_host_gb_per_s * cost.BYTES_PER_MS
     samples = cost.local_batch(batch, hardware.world_size)
     phases["input_exchange"] = latency * 2 + samples * crossing.ids * cost.FLOAT / bytes_per_ms
-    # Vectors of the peers' samples go out; the gradients of the other tower hosts' vectors go back.
+    # Vectors of the peers' samples go out, and the gradients of the other tower hosts' vectors go back.
     sent = (crossing.groups - 1) * crossing.own * crossing.dim
     phases["output_exchange"] = latency + samples * sent * cost.FLOAT / bytes_per_ms
     returned = (len(crossing.vectors) - crossing.own) * crossing.dim
@@ -148,12 +148,13 @@ def beyond_tower_ms(group: PlanInputs, hardware: HardwareConfig, crossing: Cross
 def step_parts(plan: Plan, inputs: PlanInputs, predicted: Prediction) -> dict[str, float]:
     """Split the slowest rank's step by what would make it shorter.
 
-    ``compute``: lookups, updates and the dense part; ``overhead``: what a step costs whatever its samples, latency of
-    its collectives included; ``within_hosts`` or ``between_hosts``: the all-to-alls of embeddings, or that of ids where
-    it is longer than all the rest, by the slower link; ``all_reduce``: gradients of the dense part and of replicas.
+    ``compute`` has lookups, updates and the dense part; ``overhead`` is what a step costs whatever its samples,
+    including the latency of its collectives; ``within_hosts`` or ``between_hosts`` has the all-to-alls of embeddings,
+    or that of ids if it is longer than all the rest, by the slower link; ``all_reduce`` has gradients of the dense part
+    and of replicas.
 
     Returns:
-        Ms by part; they add up to the step as ``predicted`` for ``plan``.
+        Ms by part, which add up to the step as ``predicted`` for ``plan``.
     """
     hardware = inputs.hardware
     if hardware.embedding_hosts:
@@ -161,7 +162,7 @@ def step_parts(plan: Plan, inputs: PlanInputs, predicted: Prediction) -> dict[st
     rank = max(range(len(predicted.phases)), key=lambda rank: cost.step_ms(predicted.phases[rank]))
     phases = predicted.phases[rank]
     dense, latency = _dense_reduce_ms(inputs), cost.latency_ms(hardware)
-    # Outputs, their gradients, the dense part's gradients.
+    # A step waits for outputs, for their gradients and for the dense part's gradients.
     waits = 3 * latency if hardware.world_size > 1 else 0.0
     reduced = dense + _replica_reduce_ms(plan, inputs, rank)
     exchanged = phases["output_exchange"] + phases["gradient_exchange"] - 2 * latency - (reduced - dense)
@@ -181,7 +182,7 @@ def step_parts(plan: Plan, inputs: PlanInputs, predicted: Prediction) -> dict[st
 
 
 def slowest_phases(by_rank: list[dict[str, float]]) -> dict[str, float]:
-    """Ms by phase on the rank that is slowest in it, where ranks of different kinds work one after the other."""
+    """Return ms by phase of the rank slowest in it, where ranks of different kinds work one after the other."""
     slowest = {}
     for phase in by_rank[0]:
         slowest[phase] = max(rank[phase] for rank in by_rank)
@@ -189,7 +190,7 @@ def slowest_phases(by_rank: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _split_bipartite_step(inputs: PlanInputs, predicted: Prediction) -> dict[str, float]:
-    # A step is the work of a worker and of the slowest rank with tables.
+    # A step takes the work of a worker plus that of the slowest rank with tables.
     phases = slowest_phases(predicted.phases)
     waits = 2 * inputs.hardware.inter_host_latency_us / 1e3
     reduced = _dense_reduce_ms(worker_side(inputs))

@@ -1,6 +1,6 @@
-"""TorchRec's planner driven offline: topology, tables on the meta device, search space, its cost model.
+"""Runs TorchRec's planner offline: topology, tables on the meta device, search space, its cost model.
 
-No process group and no GPU: ``compute_device="cuda"`` plans are made on any machine.
+It needs no process group and no GPU: ``compute_device="cuda"`` plans can be made on any machine.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from pipeline.specs.optimizers import TableOptimizer
 
 
 class RowWiseAnywhereSharder(EmbeddingBagCollectionSharder):
-    """Offers all types: TorchRec withholds row-wise types from CPU plans, though its execution has them."""
+    """Offers all types, since TorchRec withholds row-wise types from CPU plans, although its execution has them."""
 
     def sharding_types(self, compute_device_type: str) -> list[str]:
         return list(SHARDING_TYPES)
 
 
 class Enumerator(EmbeddingEnumerator):
-    """Options in a fixed order: TorchRec's enumerator walks Python sets, so their order differs from run to run."""
+    """Lists options in a fixed order: TorchRec's enumerator walks Python sets, whose order differs from run to run."""
 
     def enumerate(self, module: nn.Module, sharders: list[ModuleSharder[nn.Module]]) -> list[ShardingOption]:
-        """TorchRec's options, sorted within each table by sharding type and kernel; tables keep their order."""
+        """Return TorchRec's options, sorted within each table by sharding type and kernel; tables keep their order."""
         options = super().enumerate(module, sharders)
         order: dict[str, int] = {}
         for option in options:
@@ -59,9 +59,9 @@ class Enumerator(EmbeddingEnumerator):
 
 
 class OncePerSize(ShardEstimator):
-    """TorchRec's perf estimate, computed once for equal shards: it depends on a shard's size alone.
+    """TorchRec's perf estimate, computed once for equal shards, since it only depends on a shard's size.
 
-    Without it, enumerating 150 row-wise tables on 128 ranks takes 20 s on one core. Equal shards share one ``Perf``,
+    Otherwise, enumerating 150 row-wise tables on 128 ranks takes 20 s on one core. Equal shards share one ``Perf``,
     which nothing changes; that also makes copies of plans cheap.
     """
 
@@ -103,7 +103,7 @@ class TorchRecPlanner:
         self._sharders: list[ModuleSharder[nn.Module]] = [RowWiseAnywhereSharder()]  # type: ignore[list-item]
 
     def layouts(self) -> dict[str, list[TableSharding]]:
-        """Every table's shardings: TorchRec's shards, its buffers (bytes) and its costs (ms) by kernel."""
+        """Return every table's shardings: TorchRec's shards, its buffers (bytes) and its costs (ms) by kernel."""
         options: dict[str, dict[str, list[ShardingOption]]] = {}
         for option in self._enumerator.enumerate(self._collection, self._sharders):
             options.setdefault(option.name, {}).setdefault(option.sharding_type, []).append(option)
@@ -116,7 +116,7 @@ class TorchRecPlanner:
 
 
 def build_topology(hardware: Hardware, room: Capacity) -> Topology:
-    """TorchRec's topology with our capacities and bandwidths; by default it ignores the bandwidths silently."""
+    """Build TorchRec's topology with our capacities and bandwidths; by default it silently ignores the bandwidths."""
     intra = (hardware.intra_host_gb_per_s or hardware.inter_host_gb_per_s or 1.0) * BYTES_PER_MS
     inter = (hardware.inter_host_gb_per_s or hardware.intra_host_gb_per_s or 1.0) * BYTES_PER_MS
     return TopologyFactory.create_topology(
@@ -137,7 +137,7 @@ def build_topology(hardware: Hardware, room: Capacity) -> Topology:
 
 
 def meta_collection(tables: list[PlannedTable]) -> EmbeddingBagCollection:
-    """The tables without storage, marked with their optimizer so that TorchRec counts its state."""
+    """Build the tables without storage, marked with their optimizer so that TorchRec counts its state."""
     configs = []
     for table in tables:
         config = EmbeddingBagConfig(
@@ -155,9 +155,9 @@ def meta_collection(tables: list[PlannedTable]) -> EmbeddingBagCollection:
 
 
 def _charged_as(optimizer: TableOptimizer) -> tuple[type[torch.optim.Optimizer], int, int]:
-    """The class whose state TorchRec's planner charges for ``optimizer``, in float32 a row and a weight.
+    """Return the class whose state TorchRec's planner charges for ``optimizer``, in float32 per row and per weight.
 
-    It knows only these: state beyond two values a weight is left out of its own search.
+    TorchRec knows only these: state beyond two values per weight is left out of its own search.
     """
     if optimizer.value_bytes > FLOAT:
         return Adam, 0, 2
@@ -185,7 +185,7 @@ def _constrain(table: PlannedTable, choice: Choice, hardware: Hardware) -> Param
 
 
 def _build_layout(options: list[ShardingOption], optimizer: TableOptimizer) -> TableSharding:
-    # One table under one sharding type; its kernels differ in cost alone.
+    # Builds the layout of one table under one sharding type, whose kernels differ only in cost.
     plain = next(option for option in options if option.compute_kernel in ("fused", "dense"))
     shards, buffers = [], []
     for shard in plain.shards:
@@ -204,7 +204,7 @@ def _build_layout(options: list[ShardingOption], optimizer: TableOptimizer) -> T
 
 
 def _buffer_bytes(option: ShardingOption, shard: Shard, optimizer: TableOptimizer) -> int:
-    # Ids and looked-up rows of a batch: TorchRec's charge for a shard without weights and optimizer state.
+    # Returns ids and looked-up rows of a batch: TorchRec's charge for a shard without weights and optimizer state.
     assert shard.storage is not None
     rows, dim = option.tensor.shape
     weights = 4 * rows * dim

@@ -1,7 +1,7 @@
-"""Widths of tables by how often their rows are read: mixed dimension embeddings (Ginart et al. 2019, arXiv 1909.11810).
+"""Chooses widths of tables by the frequency of their rows: mixed dimension embeddings (Ginart et al. 2019).
 
-A row that is read often can use many values; the rows of a large table are read seldom, and learn few. Section 3.4
-makes the width of a table proportional to a power of its rows' mean frequency. No torch.
+A row that is read often can use many values; the rows of a large table are rarely read, and learn few. Section 3.4
+(arXiv 1909.11810) makes the width of a table proportional to a power of its rows' mean frequency. No torch.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from pipeline.planning.inputs import PlanInputs
 from pipeline.specs.optimizers import FLOAT
 
 _HALVINGS = 40
-# Exponent at which all tables but the most frequent one have the least width.
+# The exponent at which all tables but the most frequent one have the least width.
 _STEEPEST = 4.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableWidths:
-    """``dims`` by table; ``bytes`` of all rows with them, and with one width (``even_bytes``), without state.
+    """``dims`` by table; ``bytes`` of all rows with these, and ``even_bytes`` with a single width, both without state.
 
-    ``exponent``: of the frequency.
+    ``exponent`` is that of the frequency.
     """
 
     dims: dict[str, int]
@@ -36,7 +36,7 @@ class TableWidths:
 
     @property
     def override(self) -> str | None:
-        """What gives the tables these widths on a command line; None where only YAML can write a table's name."""
+        """The command-line override with these widths; None where only YAML can write a table's name."""
         parts = []
         for name, dim in self.dims.items():
             key = override_key(name)
@@ -56,7 +56,7 @@ def widths(inputs: PlanInputs, share: float) -> TableWidths:
     """Choose widths of at most ``share`` of the bytes that one width takes, the widest being ``model.embedding_dim``.
 
     Raises:
-        ConfigError: The narrowest tables take more.
+        ConfigError: Even the narrowest tables take more.
     """
     widest = inputs.model.embedding_dim
     rows, reads = {}, {}
@@ -69,7 +69,7 @@ def widths(inputs: PlanInputs, share: float) -> TableWidths:
     def choose(exponent: float) -> TableWidths:
         dims, size = {}, 0
         for name, frequency in reads.items():
-            # To a multiple that kernels take.
+            # Round to a multiple that kernels accept.
             width = round(widest * (frequency / most) ** exponent / COLUMN_STEP) * COLUMN_STEP
             dims[name] = max(COLUMN_STEP, width)
             size += FLOAT * rows[name] * dims[name]

@@ -1,1 +1,1 @@
-"""What is optional: found by entry points (``pyproject.toml``), and never imported by a room of the core."""
+"""Optional parts, found by entry points (``pyproject.toml``) and never imported by the core packages."""

@@ -48,17 +48,17 @@ if TYPE_CHECKING:
     from pipeline.store.artifacts import Draft
 
 CONFIG = "config.yaml"
-# What the names of parameters in checkpoints start with.
+# Prefixes of parameter names in checkpoints.
 _RANKING = "head.ranking."
 _TOWERS = "towers.tower."
 _NORMALISE = "head.normalise."
 _PROJECT = "head.project."
 _HISTORIES = "head.histories.vectors."
 _PROBE_ROWS = 3
-# The only mark of an error of torch, which says nothing about the code.
+# The only sign of torch's out-of-memory error, which says nothing about the code.
 _NO_MEMORY = "can't allocate memory"
-# Logits of the probe may differ by this, relative to the largest of them and to 1: another processor or number of
-# threads gives differences of about 1e-6, other code far larger ones.
+# Logits of the probe may differ by this share of the largest logit, or of 1 if that is larger. Another processor or
+# number of threads gives differences of about 1e-6, other code far larger ones.
 _SAME = 1e-3
 _OTHER_CODE = "install the release and packages that published it, or publish again with those that are installed"
 
@@ -74,7 +74,7 @@ def write_dense(
     """Write what ``read_dense`` builds the dense part from, but for ``config.yaml``.
 
     Args:
-        weights: Of each member the parameters of its checkpoint, by name.
+        weights: For each member, the parameters of its checkpoint by name.
         shares: What each member's logits count.
         logits: What ``probe`` gives of the module; empty: nothing tells whether a reader's code computes the same.
     """
@@ -111,7 +111,7 @@ def read_dense(folder: Path) -> nn.Module:
         module = build_dense(record.schema, record.towers, weights, record.shares, config)
         if record.probe:
             logits = probe(module, record.schema, config.model, len(weights))
-    # The code of a package may raise anything.
+    # A package's code may raise anything.
     except Exception as error:
         if passes(error) or _NO_MEMORY in str(error):
             raise
@@ -133,13 +133,13 @@ def read_dense(folder: Path) -> nn.Module:
 def input_shapes(schema: DatasetSchema, model: ModelConfig, members: int) -> tuple[tuple[int, ...], list[int]]:
     """Return the shape of a sample's embeddings, and the width of each sequence's events.
 
-    Those of all ``members`` are concatenated.
+    Embeddings of all ``members`` are concatenated.
     """
     widths = [members * model.dim_of(column.owner) for column in schema.sparse]
     events = []
     for sequence in schema.sequences:
         events.append(sum(members * model.dim_of(column.owner) for column in sequence.columns))
-    # Embeddings of one width are stacked, [F, D]; of several widths they are concatenated.
+    # Embeddings of equal width are stacked, [F, D]; those of several widths are concatenated.
     if set(widths) == {members * model.embedding_dim}:
         return (len(widths), widths[0]), events
     return (sum(widths),), events
@@ -148,7 +148,7 @@ def input_shapes(schema: DatasetSchema, model: ModelConfig, members: int) -> tup
 def probe(module: nn.Module, schema: DatasetSchema, model: ModelConfig, members: int) -> tuple[float, ...]:
     """Return the logits that ``module`` gives a few made-up rows, by which its code is known again.
 
-    Empty where one is not finite: the gate says so, and nothing is compared.
+    Empty if a logit is not finite: the gate reports that, and nothing is compared.
     """
     shape, event_widths = input_shapes(schema, model, members)
     inputs = [probe_values(_PROBE_ROWS, len(schema.dense)), probe_values(_PROBE_ROWS, *shape)]
@@ -167,16 +167,17 @@ def probe_values(*shape: int) -> Tensor:
 
 
 def same_logits(expected: Sequence[float], found: Sequence[float]) -> bool:
-    """Whether two probes agree within ``_SAME``."""
+    """Return whether two probes agree within ``_SAME``."""
     if len(expected) != len(found):
         return False
     size = max([1.0, *map(abs, expected)])
-    # Relative to the largest logit. A tolerance relative to each one, as of ``np.allclose``, is too strict near 0.
+    # Compare relative to the largest logit. A tolerance relative to each logit, as in ``np.allclose``, is too strict
+    # near 0.
     return all(abs(one - other) <= _SAME * size for one, other in zip(expected, found, strict=True))
 
 
 def format_logits(logits: Sequence[float]) -> str:
-    """The first logits, for a message."""
+    """Format the first logits for a message."""
     return ", ".join(f"{each:.6g}" for each in logits[:_PROBE_ROWS]) or "not finite"
 
 
@@ -216,11 +217,11 @@ def build_member(
     """Build the dense part of a checkpoint, for evaluation.
 
     Args:
-        towers: Those of the plan; flat: there are none.
+        towers: The plan's towers; flat: there are none.
         weights: Parameters by their names in the checkpoint.
         data: Names the features with transform max_norm.
         hardware: Its hosts decide the order of the towers.
-        seed: Of the weights that these take the place of.
+        seed: The seed of the initial weights, which are replaced.
 
     Raises:
         ArtifactError: The weights do not fit.
@@ -230,7 +231,7 @@ def build_member(
     project = projections(widths, dim, seed)
     uneven = project is not None
 
-    # 1. Towers, in the order in which their hosts exchange vectors, and how to bring these into the schema's order.
+    # 1. Build the towers, in the order in which their hosts exchange vectors, and the order that restores the schema's.
     tower_inputs: list[TowerInputs] = []
     tower_features: list[str] = []
     order: list[int] = []
@@ -249,20 +250,20 @@ def build_member(
                 dim = tower.dim
         if towers.module.by_feature:
             order = list(map(tower_features.index, schema.vectors))
-            # Indexing would copy, so no order is given where the vectors already come in the schema's.
+            # Indexing would copy, so give no order if the vectors already come in the schema's order.
             if order == sorted(order):
                 order = []
         else:
             vectors = layout.vectors
-        # Towers bring embeddings to width D themselves.
+        # Towers project embeddings to width D themselves.
         project = None
 
-    # 2. The ranking model, the layers in front of it, and sequences.
+    # 2. Build the ranking model, the layers in front of it, and the sequences.
     tasks = task_inputs(schema.tasks)
     ranking = build_model(model, ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=seed, tasks=tasks))
     load_weights(ranking, weights, _RANKING)
     normalise = None
-    # The maxima and biases of max-norm belong to the training, not to the dataset, so they come with the weights.
+    # Max-norm's maxima and biases belong to the training, not to the dataset, so they come with the weights.
     if columns := [column for column, name in enumerate(schema.dense) if name in data.max_normed]:
         normalise = MaxNorm(columns)
         load_weights(normalise, weights, _NORMALISE)
@@ -295,7 +296,7 @@ def load_sequences(
         widths, candidates = [], []
         for column in sequence.columns:
             widths.append(model.dim_of(column.owner))
-            # Events with a table of their own cannot be compared with a candidate's embedding.
+            # Events with their own table cannot be compared with a candidate's embedding.
             candidates.append(positions[column.table] if column.table else None)
         sequences.append(SequenceInputs(encoders[sequence.name], widths, candidates))
     return sequences
@@ -325,10 +326,10 @@ class Ensemble(nn.Module):
 
     Args:
         members: ``DenseModel``s. Their embeddings come concatenated, all members' of a feature side by side.
-        shares: What logits count, [m] or [m, T].
+        shares: The weights of logits, [m] or [m, T].
         dim: Width of a member's embeddings, which come as [b, F, m * dim].
-        widths: Of the features' embeddings in a member, where they differ and come as [b, m * sum of widths].
-        events: By sequence the widths of its columns.
+        widths: Widths of the features' embeddings in a member, if they differ and come as [b, m * sum of widths].
+        events: The widths of each sequence's columns.
     """
 
     def __init__(
@@ -347,7 +348,7 @@ class Ensemble(nn.Module):
             self.register_buffer(f"events{number}", member_columns(column_widths, len(members)))
 
     def forward(self, dense: Tensor, embeddings: Tensor, *events: Tensor) -> Tensor:
-        """Return the logits; ``events``: as ``DenseModel`` takes them, those of all members concatenated."""
+        """Return the logits; ``events``: as ``DenseModel`` takes them, concatenated over all members."""
         logits = []
         for member_number, member in enumerate(self.members):
             member_embeddings = embeddings.index_select(-1, self.get_buffer("places")[member_number])
@@ -366,7 +367,7 @@ def join_members(
     if len(members) == 1:
         return members[0]
     widths = [model.dim_of(column.owner) for column in schema.sparse]
-    # Embeddings of one width come stacked, [b, F, m * dim].
+    # Embeddings of equal width come stacked, [b, F, m * dim].
     even = set(widths) <= {model.embedding_dim}
     events = []
     for sequence in schema.sequences:

@@ -41,7 +41,7 @@ def list_versions(store: Store, model: str) -> ListedModel:
 def _listed(store: Store, model: str, name: str, current: Current, known: dict[str, Training | None]) -> ListedVersion:
     artifact: Artifact | None = None
     problem = UNFINISHED
-    # The serving version was once finished, so its manifest was removed since.
+    # The serving version was finished once, so its manifest was removed later.
     if name == current.version:
         problem = f"it has no manifest, but {CURRENT} names it"
     try:
@@ -67,7 +67,7 @@ def _withdrawn(
     store: Store, current: Current, version: Artifact, name: str, known: dict[str, Training | None]
 ) -> str | None:
     known[name] = training = Training.of(version)
-    # It serves, so whatever took it out of service before has been undone.
+    # The version serves, so whatever took it out of service before has been undone.
     if name == current.version:
         return None
     undone = withdrawal(store, current, name, training, known)
@@ -108,7 +108,7 @@ def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_
                 whole.append(entry.version)
             if entry.serves or entry.previous:
                 stay.add(entry.version)
-        # ``whole[-0:]`` would be all of them.
+        # ``whole[-0:]`` would be the whole list.
         if keep:
             stay.update(whole[-keep:])
         now = store_time(store)
@@ -119,12 +119,12 @@ def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_
             path = version_path(model, entry.version)
             full = store.full(path)
             if entry.created is None:
-                # Of an unfinished version, the time of its newest file.
+                # Use the time of the newest file of an unfinished version.
                 last_written = max(written(store, file) for file in store.fs.find(full) or [full])
             elif store.is_local:
                 last_written = entry.created
             else:
-                # By the clock of an object store, which its publisher's may differ from.
+                # Use the object store's clock, since the publisher's clock may differ.
                 last_written = written(store, store.full(f"{path}/{MANIFEST}"))
             if now - last_written < min_age_seconds:
                 continue
@@ -133,14 +133,14 @@ def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_
                 reason = "never finished"
             removed.append(RemovedVersion(version=entry.version, bytes=entry.bytes, reason=reason))
             if not dry_run:
-                # The manifest goes first, so that half a version never looks whole.
+                # Remove the manifest first, so that half a version never looks whole.
                 forget(store, path)
         for name in store.names(model_path(model)):
             full = store.full(f"{model_path(model)}/{name}")
             if name.startswith(".write-") and not dry_run and age(store, full, now) >= min_age_seconds:
                 store.fs.rm_file(full)
     if not dry_run:
-        # After the lock, so that a night need not wait while large files are removed.
+        # Remove files after the lock is released, so that a night need not wait for large files.
         for version in removed:
             remove(store, version_path(model, version.version))
     return removed

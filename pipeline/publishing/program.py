@@ -24,9 +24,9 @@ from pipeline.core.retrying import passes
 from pipeline.store.artifacts import Draft
 
 PROGRAM = "dense.pt2"
-# Not 0 or 1, which torch would specialise on.
+# Do not use 0 or 1, which torch would specialise on.
 _EXAMPLE_ROWS = 3
-# What an archive of ours has: raw tensors, JSON, marks of its format.
+# Entries of an archive that Nightjar writes: raw tensors, JSON, marks of the format.
 _MODEL, _SAMPLE = "models/model.json", "data/sample_inputs/model.pt"
 _ENTRY = re.compile(
     r"data/weights/(weight_\d+|model_weights_config\.json)|data/constants/(tensor_\d+|model_constants_config\.json)"
@@ -39,15 +39,15 @@ _OPERATOR = re.compile(
     r"torch\.ops\.higher_order\.wrap_with_(autocast|set_grad_enabled)"
     r"|_operator\.(getitem|add|sub|mul|floordiv|mod|neg|eq|ne|ge|gt|le|lt|and_)|torch\.sym_(max|min|not|ite|sum)"
 )
-# Operators on tensors. A ranking model of another package may have any that compute; ``_computes`` has what they must
-# not do. Left out by name: what takes strides or pointers that nothing checks.
+# Operators on tensors. Another package's ranking model may use any operator that computes; ``_computes`` checks what
+# they must not do. Operators that take unchecked strides or pointers are left out by name.
 _ATEN = re.compile(
     r"torch\.ops\.aten\.("
     r"(?!as_strided|cudnn_|fbgemm_|miopen_|mkldnn_|quantized_|resize|segment_reduce|sparse_)[A-Za-z]\w*"
     r"|_assert_scalar|_assert_tensor_metadata|_log_softmax|_shape_as_tensor|_softmax|_to_copy|_unsafe_view"
     r"|__and__|__lshift__|__or__|__rshift__|__xor__)\.(\w+)"
 )
-# Those that write to a tensor of the program and to nothing else.
+# Operators that write only to a tensor of the program.
 _IN_PLACE = frozenset(
     {
         "add_",
@@ -67,7 +67,7 @@ _IN_PLACE = frozenset(
         "zero_",
     }
 )
-# Those whose text is no name of a file: an equation, a mode, what an assertion says.
+# Operators whose text is not a file name but an equation, a mode or the message of an assertion.
 _WITH_TEXT = frozenset(
     {
         "_assert_scalar",
@@ -93,12 +93,12 @@ _EXPRESSION = re.compile(
     r"(?:(?:Symbol|Integer|Add|Mul|Max|Min|Mod|FloorDiv|CleanDiv)\(|'[a-z]+\d+'"
     r"|(?:positive|nonnegative|integer)=(?:True|False)|[-\d(), ])*"
 )
-# Of parameters, which have names of features: whatever torch can put between double quotes.
+# Parameters have the names of features: anything that torch can put between double quotes.
 _WORD, _PATH = re.compile(r"[A-Za-z_]\w*"), re.compile(r'[^"\\\x00-\x1f\x7f]*')
-# By key, what is left of guards, which are lines of Python, and of what is known of the code that was exported.
+# Values to empty, by key: guards, which are lines of Python, and records of the exported code.
 _CLEARED: dict[str, Any] = {"metadata": {}, "guards_code": [], "treespec_namedtuple_fields": {}}
 _NUMBER = re.compile(r"-?Infinity|NaN")
-# By key, the texts that a program of ours has. Names become lines of Python when torch makes a module of the program.
+# Patterns of the texts in our programs, by key. Names become lines of Python when torch makes a module of the program.
 _TEXTS = {
     "as_float": _NUMBER,
     "as_floats": _NUMBER,
@@ -115,7 +115,7 @@ _TEXTS = {
     "type": re.compile("cpu"),
     "verifiers": re.compile(r"[A-Z_]+"),
 }
-# Kinds of nodes in the tree of a program's arguments: a leaf, and what holds others.
+# Kinds of nodes in the tree of a program's arguments: a leaf, and the containers.
 _TREE_TYPES = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 Program = Callable[..., Tensor]
 
@@ -141,17 +141,17 @@ def write_program(
         samples = torch.arange(_EXAMPLE_ROWS).repeat_interleave(number + 2)
         example += [torch.zeros(len(samples), width), samples]
         shapes += [{0: count}, {0: count}]
-    # To torch, *events are one argument.
+    # Torch takes *events for one argument.
     dynamic_shapes = (*shapes[:2], tuple(shapes[2:])) if events else tuple(shapes)
     hide_tracing_advice()
     with torch.no_grad():
         program = torch.export.export(module.eval(), tuple(example), dynamic_shapes=dynamic_shapes)
-    # It would be pickled.
+    # Torch would pickle the example inputs.
     program.example_inputs = None
     for part in program.graph_module.modules():
         if isinstance(part, torch.fx.GraphModule):
             for node in part.graph.nodes:
-                # The lines of this source, and its folder on this machine.
+                # The trace holds lines of this source, and its folder on this machine.
                 node.meta.pop("stack_trace", None)
     buffer = io.BytesIO()
     torch.export.save(program, buffer)
@@ -165,12 +165,12 @@ def read_program(path: Path) -> Program:
     Raises:
         ArtifactError: It is no such program.
     """
-    # torch.export.load is made for archives that one trusts: pickled objects, expressions, guards and libraries in one
-    # can run code, and an operator may be any function of torch. So it gets an archive made anew, of the entries and
-    # names that write_program writes, and nothing else.
+    # torch.export.load is made for trusted archives: pickled objects, expressions, guards and libraries in an archive
+    # can run code, and an operator may be any function of torch. So load a rebuilt archive that has only the entries
+    # and names that write_program writes.
     try:
         module = torch.export.load(io.BytesIO(_rebuild_archive(path))).module()
-    # Torch, zipfile and json raise many things for an archive that is cut off or changed.
+    # Torch, zipfile and json raise many kinds of errors for an archive that is cut off or changed.
     except Exception as error:
         if isinstance(error, ArtifactError) or passes(error):
             raise
@@ -179,7 +179,7 @@ def read_program(path: Path) -> Program:
 
 
 def _rebuild_archive(path: Path) -> bytes:
-    # ArtifactError where it has more than data.
+    # Raise ArtifactError if the archive holds more than data.
     rebuilt = io.BytesIO()
     with zipfile.ZipFile(path) as archive, zipfile.ZipFile(rebuilt, "w") as copy:
         root = next(iter(archive.namelist()), "").partition("/")[0]
@@ -206,7 +206,7 @@ def _rebuild_archive(path: Path) -> bytes:
 
 
 def _check_tensors(path: Path, config: dict[str, Any]) -> None:
-    # ArtifactError for tensors that are pickled, or lie elsewhere.
+    # Raise ArtifactError for tensors that are pickled or stored elsewhere.
     for name, payload in config["config"].items():
         if payload.get("use_pickle") or not _TENSOR.fullmatch(payload["path_name"]):
             raise _unsafe(path, "pickled tensors")
@@ -216,7 +216,7 @@ def _check_tensors(path: Path, config: dict[str, Any]) -> None:
 
 
 def _clear(node: Any) -> Any:
-    # JSON, the values of _CLEARED emptied wherever they are.
+    # Return the JSON with the values of _CLEARED emptied wherever they occur.
     if isinstance(node, list):
         return [_clear(item) for item in node]
     if not isinstance(node, dict):
@@ -228,7 +228,7 @@ def _clear(node: Any) -> Any:
 
 
 def _check(path: Path, key: str, node: Any) -> None:
-    # ArtifactError for anything below node, the value of key, that write_program does not write.
+    # Raise ArtifactError for anything in node, the value of key, that write_program does not write.
     if isinstance(node, list):
         for each in node:
             _check(path, key, each)
@@ -253,7 +253,7 @@ def _check(path: Path, key: str, node: Any) -> None:
 
 
 def _computes(target: str) -> bool:
-    # Whether target is an operator of torch that gives tensors of tensors and numbers, and does nothing else.
+    # Whether target is an operator of torch that computes tensors from tensors and numbers, and does nothing else.
     parts = _ATEN.fullmatch(target)
     if parts is None:
         return False
@@ -262,11 +262,11 @@ def _computes(target: str) -> bool:
     if not isinstance(operator, OpOverload):
         return False
     schema = operator._schema
-    # One that writes to its arguments could write to what another has mapped.
+    # An operator that writes to its arguments could write to memory that another operator has mapped.
     if schema.is_mutable and name not in _IN_PLACE:
         return False
-    # from_file maps any file and writes to it: of operators that take text, only those are let through whose text is
-    # known to be harmless.
+    # from_file maps any file and writes to it. So of the operators that take text, allow only those whose text is known
+    # to be harmless.
     for argument in schema.arguments:
         kind = str(argument.type)
         if "Storage" in kind or ("str" in kind and name not in _WITH_TEXT):
@@ -275,8 +275,8 @@ def _computes(target: str) -> bool:
 
 
 def _is_plain_tree(saved: Any) -> bool:
-    # Whether the JSON of a pytree has tuples, lists and dictionaries of leaves. Of any other kind of node, and of a
-    # context that says so, torch imports a module and takes attributes of it.
+    # Whether the JSON of a pytree holds only tuples, lists and dictionaries of leaves. For any other kind of node, and
+    # for a context that asks for it, torch imports a module and takes attributes of it.
 
     def plain(node: Any) -> bool:
         if not isinstance(node, dict) or set(node) != {"type", "context", "children_spec"}:

@@ -32,7 +32,7 @@ from pipeline.store.manifest import Artifact
 CURRENT = "current.json"
 FORMAT = 1
 _LOG_ENTRIES = 200
-# Of a promotion beside other writers, one of which succeeds at each try.
+# Tries of a promotion beside other writers, one of which succeeds at each try.
 _TRIES = 10
 
 
@@ -55,7 +55,7 @@ class Current:
         return self.line[-2] if len(self.line) > 1 else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; ``version``, ``uri`` (relative to the store) and ``previous`` are for readers."""
+        """Return plain data; ``version``, ``uri`` (relative to the store) and ``previous`` are for readers."""
         uri = version_path(self.model, self.version) if self.version else None
         return {
             "format": FORMAT,
@@ -64,18 +64,18 @@ class Current:
             "previous": self.previous,
             "uri": uri,
             "line": list(self.line),
-            # The file is written whole at each change, so its log is cut to the newest entries.
+            # The file is rewritten at each change, so its log keeps only the newest entries.
             "log": list(map(Promotion.to_json, self.log[-_LOG_ENTRIES:])),
         }
 
 
 def read_current(store: Store, model: str) -> Current:
-    """What serves; an empty line if nothing was published yet. ArtifactError for a damaged file."""
+    """Read what serves; an empty line if nothing was published yet. ArtifactError for a damaged file."""
     return _read(store, model)[1]
 
 
 def _read(store: Store, model: str) -> tuple[Seen, Current]:
-    # The bytes of current.json, for swap, and their content.
+    # Return the bytes of current.json, which swap needs, and their content.
     seen = read_marked(store, _current_path(model))
     return seen, _parsed(store, model, seen)
 
@@ -101,7 +101,7 @@ def _current_path(model: str) -> str:
 
 
 def incumbent(store: Store, model: str) -> Artifact | None:
-    """The serving version; None if there is none. ArtifactError if ``current.json`` names a missing version."""
+    """Return the serving version; None if there is none. ArtifactError if ``current.json`` names a missing version."""
     version = read_current(store, model).version
     if version is None:
         return None
@@ -118,9 +118,9 @@ def incumbent(store: Store, model: str) -> Artifact | None:
 class Training:
     """What a version was made from: the ``key`` of its training, its ``weights``, and its ``content``.
 
-    ``weights`` names the checkpoints by key and step. That key does not cover the plan, as the same training goes on
-    under another one: on a machine that was measured again, or with other ranks, it has another ``key`` alone.
-    ``content`` is a checksum of tables and dense part: settings that change nothing here make the same model, too.
+    ``weights`` names the checkpoints by key and step. That key does not cover the plan, since the same training may go
+    on under another plan: on a machine that was measured again, or with other ranks, only its ``key`` differs.
+    ``content`` is a checksum of tables and dense part: settings that change nothing here also make the same model.
     """
 
     key: str | None = None
@@ -129,13 +129,13 @@ class Training:
 
     @staticmethod
     def of(version: Artifact) -> Training:
-        """The training that the manifest of ``version`` names."""
+        """Return the training that the manifest of ``version`` names."""
         summary = version.summary
         weights = []
         for path in (summary.get("checkpoint"), *summary.get("members", ())):
             if path:
                 directory, _, step = path.rpartition("/")
-                # A forced training has a numbered directory: <key>.2.
+                # A forced training has a numbered directory, <key>.2.
                 key = directory.rpartition("/")[2].partition(".")[0]
                 weights.append(f"{key}/{step}")
         checksums = {}
@@ -148,7 +148,7 @@ class Training:
         return Training(key=version.inputs.get("train"), weights=",".join(weights) or None, content=content)
 
     def is_same(self, other: Training) -> bool:
-        """Whether both are one training."""
+        """Return whether both are the same training."""
         # None is unknown, and two unknown values prove nothing.
         pairs = ((self.key, other.key), (self.weights, other.weights), (self.content, other.content))
         return any(one is not None and one == another for one, another in pairs)
@@ -164,7 +164,7 @@ def withdrawal(
     """Return what took ``version``, or another version of the same training, out of service.
 
     Args:
-        store: Where the versions are.
+        store: The store of the versions.
         current: What serves, with the log of changes.
         version: The version that a stage wants to promote.
         training: What it was made from.
@@ -183,7 +183,7 @@ def withdrawal(
 
     def is_same_training(other: str) -> bool:
         known = logged.get(other)
-        # The log of an earlier release has less.
+        # Entries that an earlier release logged lack some fields.
         if known is None or known.weights is None or known.content is None:
             if other not in read:
                 artifact = None
@@ -266,9 +266,9 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
     """Make the previous version serve again.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no previous version.
         LaunchError: Another process changes what serves meanwhile: the previous version is then another.
-        PassingError: It cannot be told whether it serves.
+        PassingError: It is unknown whether it serves.
     """
     mine = uuid.uuid4().hex
     with model_lock(store, model):
@@ -332,7 +332,7 @@ def _changed(store: Store, model: str, when: str) -> LaunchError:
 def _swap(store: Store, seen: Seen, current: Current, line: tuple[str, ...], entry: Promotion) -> Current:
     after = Current(model=current.model, line=line, log=(*current.log, entry))
     data = (json.dumps(after.to_json(), indent=1) + "\n").encode()
-    # Fails if the file is no longer what this process read: another process has changed it meanwhile.
+    # This fails if another process has changed the file since it was read.
     swap(store, _current_path(current.model), seen, data)
     return after
 
@@ -342,9 +342,8 @@ def better_by_record(store: Store, model: str, incumbent: str, count: int) -> li
 
     Versions that were rolled back are left out.
     """
-    # Each gate record holds the paired change of NE from the version before it, on rows that both scored. The sums of
-    # these changes compare versions of different days fairly; the NE of each version on its own day would compare the
-    # days.
+    # Each gate record holds the paired change of NE from the version before it, on rows that both scored. Sums of these
+    # changes compare versions of different days fairly; the NE of each version on its own day would compare the days.
     served = set(read_current(store, model).line)
     levels = dict[str, float]()
     version, level, seen = incumbent, 0.0, 0
@@ -357,9 +356,9 @@ def better_by_record(store: Store, model: str, incumbent: str, count: int) -> li
         except UnreachableError:
             raise
         except ArtifactError:
-            # It is missing or damaged.
+            # The gate record is missing or damaged.
             break
-        # The loss of a version that was forced through the gate was accepted.
+        # If a version was forced through the gate, its loss was accepted.
         if record.incumbent_version is None or record.change is None or record.forced or record.verdict == HOLD:
             break
         level -= math.log1p(record.change.ne.point)

@@ -26,9 +26,9 @@ from pipeline.records.serving import DENSE, SERVING, WEIGHTS, Description
 from pipeline.specs.model import MODELS
 from pipeline.store.artifacts import Store
 
-# Of a pass at most.
+# The most rows of a pass.
 SCORE_ROWS = 8192
-# Of a pass: attention among events takes memory for each pair of them.
+# The most events of a pass: attention among events takes memory for each pair of them.
 SCORE_EVENTS = 16_384
 NEEDED = (SERVING, DENSE, WEIGHTS, CONFIG, PROGRAM, CALIBRATOR, "tables")
 
@@ -41,7 +41,7 @@ class Lists(Protocol):
     weights: NDArray[np.floating] | None
 
 
-Ids = Mapping[str, NDArray[np.integer] | Lists]  # by feature: [b], or of several ids
+Ids = Mapping[str, NDArray[np.integer] | Lists]  # by feature, [b] for one id, or lists of several ids
 
 
 R = TypeVar("R", bound=Record)
@@ -60,13 +60,13 @@ class ServedModel:
 
     Args:
         directory: The version's files.
-        memory: Bytes for table rows, at most.
-        calibrate: False: its logits are those of the program, as training gives them.
-        ranks: Processes of this machine that open it beside each other and share ``memory``.
+        memory: The most bytes for table rows.
+        calibrate: False: return the program's logits, as training gives them.
+        ranks: Processes of this machine that open the version at the same time and share ``memory``.
 
     Raises:
         ArtifactError: A file is damaged.
-        OtherCodeError: What is installed here is not what made the version.
+        OtherCodeError: The version was made by other code than is installed here.
     """
 
     def __init__(self, directory: Path, memory: int, *, calibrate: bool = True, ranks: int = 1) -> None:
@@ -76,10 +76,10 @@ class ServedModel:
         self.tables = {}
         for name, layout in tables.items():
             self.tables[name] = TableReader(directory / layout.file, layout, budget[name], ranks)
-        # Versions of earlier releases have the program alone. A later one says so, so that nobody leads back to the
-        # program by removing a file.
+        # Versions of earlier releases have only the program. Later versions say that they have weights, so that
+        # removing a file cannot make this fall back to the program.
         built = bool(self.description.weights) or (directory / DENSE).exists()
-        # The package that adds the ranking model must be the one of the version.
+        # The ranking model must come from the package that the version names.
         package, model = self.description.package, self.description.model
         installed = ""
         if package and model in MODELS.names():
@@ -99,11 +99,11 @@ class ServedModel:
 
     @torch.no_grad()
     def score(self, dense: NDArray[np.float32], ids: Ids) -> NDArray[np.float32]:
-        """Return logits, calibrated where the version has a calibrator.
+        """Return logits, calibrated if the version has a calibrator.
 
         Args:
             dense: Dense features [b, n].
-            ids: Of every sparse feature and every column of a sequence.
+            ids: The ids of every sparse feature and every column of a sequence.
 
         Returns:
             [b]; of a model of several tasks [b, T]: the main task's, then those of ``description.tasks`` in order.
@@ -123,7 +123,7 @@ class ServedModel:
         return logits if self.calibrator is None else calibrated(self.calibrator, tasks, logits, ids)
 
     def _passes(self, rows: int, sequences: Sequence[Sequence[str]], ids: Ids) -> Iterator[tuple[int, int]]:
-        # First and last row of each pass: SCORE_ROWS rows, or as many as have SCORE_EVENTS events.
+        # Yield the first and last row of each pass: SCORE_ROWS rows, or as many as have SCORE_EVENTS events.
         events = np.zeros(rows + 1, np.int64)
         for columns in sequences:
             lists: Any = ids[columns[0]]
@@ -139,7 +139,7 @@ class ServedModel:
             start = stop
 
     def _events(self, columns: Sequence[str], ids: Ids, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        # The embeddings of the events of samples [start, stop), and the sample of each.
+        # Return the embeddings of the events of samples [start, stop), and the sample of each event.
         vectors = []
         for name in columns:
             lists: Any = ids[name]
@@ -149,7 +149,7 @@ class ServedModel:
         return torch.cat(vectors, dim=1), torch.from_numpy(np.repeat(np.arange(stop - start), lengths))
 
     def _pooled(self, name: str, ids: Any, start: int, stop: int) -> Tensor:
-        # The embeddings of samples [start, stop): for several ids, the weighted sum, or the mean of these.
+        # Return the embeddings of samples [start, stop). Several ids are pooled by weighted sum or mean.
         table = self.description.table_of(name)
         if not self.description.sparse[name]:
             return self.tables[table].lookup(ids[start:stop])
@@ -167,7 +167,7 @@ class ServedModel:
         return pooled / counts[:, None]
 
     def files_in_memory(self) -> list[str]:
-        """The table files that are wholly in memory."""
+        """Return the table files that are wholly in memory."""
         return [table.layout.file for table in self.tables.values() if not table.on_disk]
 
     def cache_figures(self) -> dict[str, float]:
@@ -175,7 +175,7 @@ class ServedModel:
         figures: dict[str, float] = {"tables_on_disk": 0, "hits": 0, "misses": 0}
         for table in self.tables.values():
             figures["tables_on_disk"] += table.on_disk
-            # A table in memory needs no cache, and one on disk has none if its part of the memory is below one row.
+            # A table in memory needs no cache. A table on disk has none if its part of the memory is below one row.
             if table.cache is not None:
                 figures["hits"] += table.cache.hits
                 figures["misses"] += table.cache.misses
@@ -184,7 +184,7 @@ class ServedModel:
 
 @contextmanager
 def local_version(store: Store, path: str, needed: Sequence[str] = NEEDED) -> Iterator[Path]:
-    """The files ``needed`` of a version in a local folder; from an object store, they are fetched into a temporary one.
+    """Yield a local folder with the files ``needed`` of a version, fetched into a temporary one from an object store.
 
     ``needed``: files, and folders for all files in them.
     """
@@ -210,7 +210,7 @@ def fetch_version(store: Store, path: str, folder: str, needed: Sequence[str] = 
             if full.endswith("/"):
                 continue
             name = full.removeprefix(prefix)
-            # As a key of an object store it is a name like any other, but here it would be written wherever it points.
+            # In an object store any key is allowed, but here the file would be written wherever the name points.
             if {"", ".", ".."} & set(name.split("/")) or "\\" in name or "\0" in name:
                 raise ArtifactError(
                     f"{path} has a file called {name!r}, which leads out of its folder; nothing of it was copied",
@@ -218,5 +218,5 @@ def fetch_version(store: Store, path: str, folder: str, needed: Sequence[str] = 
                 )
             files.append(full)
             targets.append(f"{folder}/{name}")
-    # Only now, when all names are known to be safe.
+    # Copy only now, when all names are known to be safe.
     store.fs.get(files, targets)

@@ -37,7 +37,7 @@ def decoded(layout: TableLayout, records: NDArray[np.uint8], rows: NDArray[np.in
     ranges = ends.view(torch.float16)
     values = decode(EncodedRows(codes, ranges[:, 0], ranges[:, 1], 1.0, int(layout.coding), layout.dim))
     units = torch.tensor(layout.units, dtype=torch.float32)[torch.from_numpy(rows // layout.block_rows)]
-    # Powers of two, so that the products are exact.
+    # Units are powers of two, so the products are exact.
     return values.mul_(units[:, None])
 
 
@@ -49,7 +49,7 @@ def record_bytes(dim: int, coding: str) -> int:
 
 
 def bits(flags: NDArray[np.bool_]) -> NDArray[np.uint8]:
-    """``flags`` [n], eight in a byte."""
+    """Pack ``flags`` [n], eight to a byte."""
     return np.packbits(flags, bitorder="little")
 
 
@@ -60,19 +60,21 @@ def is_set(packed: NDArray[np.uint8], positions: NDArray[np.integer]) -> NDArray
 
 Records = NDArray[np.uint8]
 _MOST_CREDIT = 15
-# Of a place, besides its record: the row's number and its credit.
+# Bytes of a place besides its record: the row's number and its credit.
 _TAG_BYTES = 9
-# Cold rows are faulted in by this many threads: a disk answers several requests in the time of one.
+# Threads that fault in cold rows: a disk answers several requests in the time of one.
 _READERS = 8
 _PIECE = 256
 
 
 class RowCache:
-    """``places`` records in memory, direct-mapped. A row takes the place of another once that one's credit is used up:
-    a hit earns a credit, another row's miss costs one, so a row asked for once does not drive out a hot one.
+    """``places`` records in memory, direct-mapped: a hot row is not driven out by a row that is read once.
+
+    A row takes another one's place once that one's credit is used up: a hit earns a credit, a miss of another row
+    costs one.
 
     Threads may share a cache. A place's row number, credit and record change together, under a lock; rows are fetched
-    outside of it, so that several threads wait for the disk at a time.
+    without it, so that several threads can wait for the disk.
     """
 
     def __init__(self, places: int, record_bytes: int) -> None:
@@ -84,7 +86,7 @@ class RowCache:
         self.hits = self.misses = 0
 
     def read(self, rows: NDArray[np.int64], fetch: Callable[[NDArray[np.int64]], Records]) -> Records:
-        """Records of ``rows`` (unique, [n]); ``fetch`` reads those that are not cached."""
+        """Return the records of ``rows`` (unique, [n]); ``fetch`` reads those that are not cached."""
         places = rows % len(self._rows)
         records = np.empty((len(rows), self._records.shape[1]), np.uint8)
         with self._lock:
@@ -97,13 +99,13 @@ class RowCache:
         if not len(missing):
             return records
 
-        # Without the lock, so that several threads can wait for the disk. Two of them may fetch the same row.
+        # Fetch without the lock, so that several threads can wait for the disk. Two of them may fetch the same row.
         fetched = records[missing] = fetch(rows[missing])
         rows, places = rows[missing], places[missing]
         with self._lock:
             free = self._credit[places] == 0
             self._credit[places[~free]] -= 1
-            # Of several rows for one place the first stays, in all three arrays alike.
+            # If several rows want one place, the first one stays, in all three arrays alike.
             chosen, first = np.unique(places[free], return_index=True)
             self._rows[chosen] = rows[free][first]
             self._records[chosen] = fetched[free][first]
@@ -114,8 +116,8 @@ class RowCache:
 class TableReader:
     """Looks up rows in the file at ``path``, with at most ``memory`` bytes of it in memory.
 
-    A file that fits is read as a whole. ``ranks``: processes of this machine that open it beside each other: they share
-    the pages of a file that fits, and each has its part of ``memory`` for rows of a larger one.
+    A file that fits is read as a whole. ``ranks``: processes of this machine that open it at the same time: they share
+    the pages of a file that fits, and divide ``memory`` for rows of a larger one.
 
     Raises:
         ArtifactError: The file's size does not match ``layout``.
@@ -135,7 +137,7 @@ class TableReader:
         self.cache: RowCache | None = None
         self._pool: ThreadPoolExecutor | None = None
         if size <= memory:
-            # Several ranks share the pages of the mapped file; with a copy each, it would be in memory many times.
+            # Several ranks share the pages of the mapped file. If each made a copy, it would be in memory many times.
             if ranks == 1:
                 self._records = np.array(mapped)
             else:
@@ -157,7 +159,7 @@ class TableReader:
         numbers = rows.astype(np.int64)
         if self._pool is None:
             return decoded(self.layout, self._records[numbers], numbers)
-        # On disk, each row is read once.
+        # Each row is read from disk only once.
         unique, inverse = np.unique(numbers, return_inverse=True)
         records = self._fetch(unique) if self.cache is None else self.cache.read(unique, self._fetch)
         return decoded(self.layout, records, unique)[inverse]
@@ -173,7 +175,7 @@ def shares(layouts: dict[str, TableLayout], memory: int) -> dict[str, int]:
     budget: dict[str, int] = {}
     left = memory
     sizes = {name: layout.bytes for name, layout in layouts.items()}
-    # Smallest first: what a small table leaves of its even share is divided among the larger ones.
+    # Start with the smallest table: what it leaves of its even share is divided among the larger ones.
     ranked = sorted(sizes, key=lambda name: sizes[name])
     for rank, name in enumerate(ranked):
         larger = ranked[rank:]

@@ -24,7 +24,7 @@ SAMPLE_ROWS = 2048
 
 @dataclass(frozen=True)
 class WrittenTable:
-    """The layout of a written table, its number of values that were not finite, and which rows were trained.
+    """The layout of a written table, its number of values that are not finite, and its trained rows.
 
     ``trained``: a bit for each row (``is_set``); None if the optimizer has no state that shows it.
     """
@@ -44,7 +44,7 @@ def write_table(
     Args:
         draft: The version.
         readers: A checkpoint of each member.
-        table: Its name.
+        table: The table's name.
         coding: 8 or 4 bits, fp16 or fp32.
         window_bytes: Float32 bytes of a checkpoint in memory at a time.
     """
@@ -55,7 +55,7 @@ def write_table(
     block_rows = rows
     not_finite = 0
     quantiser: Coding | None = None
-    # Only the optimizer's state tells which rows training has moved; without it, None.
+    # Only the optimizer's state tells which rows training has moved; without state this is None.
     trained = np.zeros(rows, bool) if readers[0].states(table) else None
     with draft.open(name) as sink:
         for windows in zip(*(reader.windows(table, window_bytes) for reader in readers), strict=True):
@@ -71,7 +71,7 @@ def write_table(
                 records = weight.to(FLOATS[coding]).contiguous().view(torch.uint8)
             else:
                 if quantiser is None:
-                    # Rows spread over the first block decide.
+                    # Choose by rows that are spread over the first block.
                     sample = weight[:: max(1, len(weight) // SAMPLE_ROWS)].contiguous()
                     quantiser = choose_coding(sample, int(coding))
                     block_rows = len(weight)
@@ -80,7 +80,7 @@ def write_table(
                 records = torch.cat([encoded.codes, ends], dim=1)
                 units.append(encoded.unit)
             if trained is not None:
-                # A row counts as trained if any member's optimizer state of it is not all zero.
+                # A row counts as trained if any member's optimizer state for it is not all zero.
                 for window in windows:
                     for state in window.state.values():
                         moved = (state.numpy() != 0).reshape(len(state), -1).any(axis=1)

@@ -18,31 +18,31 @@ from pipeline.store.references import Record, RecordKind, References, key_of, of
 KIND = "model"
 _ANOTHER = "another version: nightjar models ls {model}"
 NAME = re.compile(r"v(\d{5,})-[0-9a-f]{8}")
-# Begins the names of a version's large files.
+# Prefix of the names of a version's large files.
 _TABLES = "tables/"
 CARD_TEXT = "README.md"
-# Tables that the card's text shows.
+# The number of tables that the card's text shows.
 _LARGEST = 8
 
 
 def model_path(model: str) -> str:
-    """The folder of a model's versions, relative to the store."""
+    """Return the folder of a model's versions, relative to the store."""
     return f"models/{model}"
 
 
 def version_path(model: str, version: str) -> str:
-    """The folder of a version, relative to the store."""
+    """Return the folder of a version, relative to the store."""
     return f"{model_path(model)}/{version}"
 
 
 def new_version(store: Store, model: str, key: str) -> str:
-    """A name for a new version: the next number, and the start of its ``key``, which keeps two writers apart."""
+    """Return a new version's name: the next number, and the start of its ``key``, which keeps two writers apart."""
     latest = max(map(number_of, store.names(model_path(model))), default=0)
     return f"v{latest + 1:05d}-{key[:8]}"
 
 
 def number_of(version: str) -> int:
-    """The number in a version's name, which rises with each one made; 0 for another name."""
+    """Return the number in a version's name, which rises with each new version; 0 for another name."""
     match = NAME.fullmatch(version)
     if match is None:
         return 0
@@ -50,7 +50,7 @@ def number_of(version: str) -> int:
 
 
 def made_by(store: Store, model: str, key: str) -> Artifact | None:
-    """The newest committed version with artifact key ``key``; None if there is none."""
+    """Return the newest committed version with artifact key ``key``; None if there is none."""
     for name in reversed(store.names(model_path(model))):
         # The name ends with the first digits of the key, so that few manifests need to be read.
         if NAME.fullmatch(name) and name.endswith(key[:8]):
@@ -80,7 +80,7 @@ def find_version(store: Store, model: str, version: str) -> Artifact:
 
 
 def small_files(artifact: Artifact) -> list[str]:
-    """The files of a version except its tables."""
+    """Return the files of a version except its tables."""
     return [name for name in artifact.files if not name.startswith(_TABLES)]
 
 
@@ -114,7 +114,7 @@ def require_whole(store: Store, model: str, version: str, *, tables: bool) -> Ar
             raise ArtifactError(
                 f"{store.url_of(file)} is {state}, expected {entry.bytes} bytes", hint=_ANOTHER.format(model=model)
             )
-    # Tables are nearly all of the bytes, and a rollback has to be fast.
+    # Check tables only on request: they are nearly all of the bytes, and a rollback has to be fast.
     names = artifact.files if tables else small_files(artifact)
     require_intact(store, model, artifact, names)
     return artifact
@@ -124,7 +124,7 @@ def model_lock(store: Store, model: str) -> AbstractContextManager[None]:
     """Lock ``current.json`` against other writers of this file system. On an object store, ``swap`` decides."""
     path = store.full(model_path(model))
     if store.is_local and not store.fs.isdir(path):
-        # There is no such model; the caller says so.
+        # There is no such model, which the caller reports.
         return nullcontext()
     busy = taken(
         f"model {model!r} is already being changed", "another process", path, "run the same command again in a moment"
@@ -133,7 +133,7 @@ def model_lock(store: Store, model: str) -> AbstractContextManager[None]:
 
 
 def models(store: Store) -> list[str]:
-    """The names of the models in the store."""
+    """Return the names of the models in the store."""
     return store.names("models")
 
 
@@ -173,7 +173,7 @@ def _facts(record: Mapping[str, Any]) -> list[str]:
 
 
 def _version(record: Record) -> References:
-    # Its inputs, its run and its checkpoint.
+    # A version refers to its inputs, its run and its checkpoint.
     references = of_manifest(record)
     summary = record.get("summary") or {}
     runs = run_of(summary.get("run")).union(*map(run_of, references.checkpoints))
@@ -181,7 +181,7 @@ def _version(record: Record) -> References:
 
 
 VERSION_RECORDS = (
-    # Written by other programs.
+    # Other programs write these records.
     RecordKind(name="model", pattern=f"models/*/{MANIFEST}", refers=_version, pins=True),
     RecordKind(name="version", pattern=f"models/*/*/{MANIFEST}", refers=_version, pins=True),
 )

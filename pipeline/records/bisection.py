@@ -9,7 +9,7 @@ from pipeline.records.gate import Interval
 from pipeline.records.record import Record, absent
 
 BISECT = "bisect.json"
-# Kinds of suspects. Settings and features are tried by a training; limits, labels and rows need none.
+# Kinds of suspects. Settings and features need a training; limits, labels and rows do not.
 LIMITS, SETTINGS, FEATURES, LABELS, ROWS = "limits", "settings", "features", "labels", "rows"
 
 
@@ -29,7 +29,7 @@ class Suspect(Record):
 
     @property
     def title(self) -> str:
-        """Its kind and names, in a sentence."""
+        """The suspect's kind and names, in a sentence."""
         return f"{self.kind} {', '.join(self.names)}"
 
 

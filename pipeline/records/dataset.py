@@ -13,32 +13,33 @@ UNSEEN_ROW = 1
 RESERVED_ROWS = 2
 
 LABEL = "label"
-# The split of the rows that training looks at; a dataset may lack it.
+# The split of the rows that training validates on; a dataset may lack it.
 VALIDATION = "validation"
 TRUE_PROBABILITY = "true_probability"
-# The hour of a row, 0 to 23, where hours divide train rows from test rows.
+# The hour of a row, 0 to 23, in datasets that divide train rows from test rows by the hour.
 SPLIT_HOUR = "split_hour"
 ROW_WEIGHT = "row_weight"
-# For each row, the share that was kept of the rows like it without a click.
+# For each row, the share of similar rows without a click that was kept.
 NEGATIVE_RATE = "negative_rate"
-# How rows that were left out are made up for in the loss.
+# How the loss makes up for rows that were left out.
 BY_LOGIT, BY_WEIGHTS = "logit", "weights"
-# Beside the files of split ``test``: raw/part-*.parquet, the same rows in the same row groups, numbers before their
+# Folder beside split ``test``: raw/part-*.parquet has the same rows in the same row groups, with numbers before their
 # transform. It is written for features whose transform keeps less than their numbers (percentile, bins).
 RAW = "raw"
-# As RAW: unseen/part-*.parquet, the hashes of held-out ids that have no row of their own in this dataset. A model of
-# another one may have a row for them.
+# Folder like RAW: unseen/part-*.parquet has the hashes of held-out ids that have no row of their own in this dataset. A
+# model of another dataset may have a row for them.
 UNSEEN = "unseen"
-# The events of a dataset's rows: events/part-*.parquet, by which rows of later days are told apart.
+# The events of a dataset's rows by ``data.dedupe.key``: events/part-*.parquet, by which rows of later days are told
+# apart. They have nothing to do with the events of sequences.
 EVENTS = "events"
-# The events that later days take into built sequences: histories/<sequence>/part-*.parquet.
+# The events of a dataset's days for the sequences that later days build: histories/<sequence>/part-*.parquet.
 HISTORIES = "histories"
-# What was fitted: of a dataset, and of the versions that are trained on it.
+# What was fitted, for a dataset and for the versions that are trained on it.
 TRANSFORMS = "transforms.json"
 
 
 def dataset_path(name: str, key: str, day: str | None = None) -> str:
-    """Where a dataset lies in the store: ``datasets/<name>[/<day>]/<key>``; "" leaves a part out."""
+    """Return where a dataset lies in the store: ``datasets/<name>[/<day>]/<key>``; "" leaves a part out."""
     return "/".join(part for part in ("datasets", name, day or "", key) if part)
 
 
@@ -48,7 +49,7 @@ def weight_column(feature: str) -> str:
 
 
 def vector_columns(feature: str, width: int) -> list[str]:
-    """Names of the Parquet columns (float32) that hold the ``width`` numbers of a vector."""
+    """Return the names of the Parquet columns (float32) that hold the ``width`` numbers of a vector."""
     return [f"{feature}_{number}" for number in range(width)]
 
 
@@ -129,7 +130,7 @@ class TableSchema:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """All that looks rows up in it."""
+        """All columns that look up rows in the table."""
         return (*self.features, *self.events)
 
 
@@ -171,7 +172,7 @@ class DatasetSchema(Record):
 
     @property
     def counted(self) -> bool:
-        """Whether rows count for more or less than one row."""
+        """Whether some rows count for more or less than one row."""
         return self.row_weights or bool(self.sampled)
 
     @property
@@ -188,7 +189,7 @@ class DatasetSchema(Record):
         tables = []
         for name, columns in sharing.items():
             of_events = events.get(name, [])
-            # All columns of a table have the same number of rows. A table of sequences alone has no feature.
+            # All columns of a table have the same number of rows. A table that only sequences use has no feature.
             shared: list[SparseColumn | SequenceColumn] = [*columns, *of_events]
             table = TableSchema(
                 name=name,
@@ -202,12 +203,12 @@ class DatasetSchema(Record):
 
     @property
     def vectors(self) -> tuple[str, ...]:
-        """The names of the model's embedding vectors: the sparse features, and behind them the sequences."""
+        """The names of the model's embedding vectors: the sparse features, followed by the sequences."""
         return (*(column.name for column in self.sparse), *(each.name for each in self.sequences))
 
     def with_vectors(self, names: Sequence[str]) -> DatasetSchema:
-        """The schema with the features and sequences of these ``names`` alone, in their order."""
-        # No feature and sequence have the same name, which is checked in configurations.
+        """Return the schema with the features and sequences of these ``names`` alone, in their order."""
+        # Configurations are checked so that no feature and sequence have the same name.
         sparse = {column.name: column for column in self.sparse}
         sequences = {each.name: each for each in self.sequences}
         return replace(
@@ -292,7 +293,7 @@ class SequenceProfile(Record):
 
     @property
     def looked_up(self) -> float:
-        """Mean events a row that a model works on: an empty history has the one of missing values."""
+        """Mean events per row that a model works on; an empty history has the event of missing values."""
         return self.mean + self.empty_share
 
 
@@ -320,13 +321,13 @@ class Profile(Record):
     sequences: dict[str, SequenceProfile] | None = absent()
 
     def table(self, features: tuple[str, ...]) -> FeatureProfile:
-        """The figures of a table that the sparse ``features`` share: of one feature its own.
+        """Return the figures of a table that the sparse ``features`` share; a single feature has its own.
 
-        Of several, their hottest rows are taken to be the same ones; a share is that of all their lookups.
+        With several, their hottest rows are assumed to be the same ones; a share is that of all their lookups.
         """
         parts = [self.sparse[name] for name in features]
         pooling = sum(part.pooling for part in parts)
-        # Shares are weighted by their features' lookups; without any there is nothing to weight by.
+        # Weight shares by their features' lookups; without lookups there is nothing to weight by.
         if len(parts) == 1 or not pooling:
             return parts[0]
         hot_share = []

@@ -50,13 +50,13 @@ class ServingCost(Record):
 
 
 def ensemble_of(summary: Mapping[str, Any]) -> EnsemblePart | None:
-    """The ensemble of the training with that summary; None where it is one model."""
+    """Return the ensemble of the training with this summary; None if it is a single model."""
     record = (summary.get("train") or {}).get("ensemble")
     return None if record is None else EnsemblePart.from_json(record)
 
 
 def members_of(summary: Mapping[str, Any]) -> tuple[Member, ...]:
-    """What a training's result is made of: the members of its ensemble, or its last checkpoint alone."""
+    """Return the parts of a training's result: the members of its ensemble, or its last checkpoint."""
     ensemble = ensemble_of(summary)
     if ensemble is None:
         return (Member(checkpoint=summary["final"]),)

@@ -44,7 +44,7 @@ class SpentBudget(Record):
 
     @property
     def words(self) -> str:
-        """In a sentence."""
+        """The record in a sentence."""
         looks = plural(self.looks, "look")
         return f"{looks} in the year to {self.day} spent {self.spent:.2g} of gate.budget={self.budget:g}"
 
@@ -67,7 +67,7 @@ class ErrorBudget(SpentBudget):
 
     @property
     def words(self) -> str:
-        """In a sentence."""
+        """The record in a sentence."""
         if self.unspent:
             return "the model is judged as a first look would judge it, and nothing is spent"
         return super().words
@@ -86,7 +86,7 @@ class BudgetLedger(Record):
 
     @classmethod
     def from_json(cls, data: object, where: str = "") -> Self:
-        """As of any record; a look of no day, or with an alpha that is no probability, is an error too."""
+        """Read it like any record; a look without a day, or with an alpha that is not a probability, is an error."""
         ledger = super().from_json(data, where)
         for number, look in enumerate(ledger.looks):
             problem = ""
@@ -107,7 +107,7 @@ class BudgetLedger(Record):
         looks = [look for look in self.looks if first <= look.day <= day]
         if not looks:
             return None
-        # fsum, so that the sum does not depend on the order of the looks. The budget is that of the newest one.
+        # Use fsum, so that the sum does not depend on the order of the looks. The budget is the newest look's.
         spent = math.fsum(look.alpha for look in looks)
         return SpentBudget(budget=looks[-1].budget, spent=spent, looks=len(looks), day=day)
 

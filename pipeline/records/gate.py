@@ -177,7 +177,7 @@ class Calibrated(Record):
 
     @property
     def words(self) -> str:
-        """In a sentence."""
+        """The record in a sentence."""
         by = "" if self.slices is None else f", by {self.slices} ({self.values} values with a shift)"
         fitted = f"{self.method} on {self.rows:,} held-out rows with {self.clicks:,} clicks{by}"
         if self.before is None:
@@ -297,8 +297,8 @@ class GateRecord(Record):
     version: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; a best version that was not scored stands behind the figures, as it always did."""
-        # Files of earlier releases must be written again byte for byte. A key moves only to a dictionary's end, so the
+        """Return plain data; a best version that was not scored comes after the figures, as it always did."""
+        # Files of earlier releases must be rewritten byte for byte. A key can only move to a dictionary's end, so the
         # later keys are moved there, too.
         record = super().to_json()
         if self.best is not None and self.best.ne is None and self.best.predictions_not_finite is None:

@@ -55,17 +55,17 @@ _SCALARS = {str: "string", int: "integer", float: "number", bool: "boolean", typ
 
 
 def json_schema(kind: type[Record]) -> dict[str, Any]:
-    """The schema of ``kind``, with the records inside it under ``$defs``."""
+    """Return the schema of ``kind``, with the records inside it under ``$defs``."""
     parts: dict[str, Any] = {}
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": kind.FILE, **_object(kind, parts)}
-    # Sorted, so that reordering the fields of a record does not reorder the definitions.
+    # Sort the definitions, so that reordering the fields of a record does not reorder them.
     if parts:
         schema["$defs"] = dict(sorted(parts.items()))
     return schema
 
 
 def schema_files() -> dict[str, str]:
-    """The text of every schema by its file's name: ``gate.schema.json`` for ``gate.json``."""
+    """Return the text of every schema by its file's name: ``gate.schema.json`` for ``gate.json``."""
     files = {}
     for kind in RECORDS:
         name = f"{kind.FILE.removesuffix('.json')}.schema.json"
@@ -78,7 +78,7 @@ def _object(kind: Any, parts: dict[str, Any]) -> dict[str, Any]:
     needed = required(kind)
     if kind.VERSION_KEY in properties:
         properties[kind.VERSION_KEY] = {"const": kind.VERSION}
-        # Version 1 may be left out of the JSON.
+        # JSON of version 1 may leave the version out.
         if kind.VERSION != 1:
             needed |= {kind.VERSION_KEY}
     schema: dict[str, Any] = {
@@ -104,12 +104,12 @@ def _type(hint: Any, parts: dict[str, Any]) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": _type(arguments[1], parts)}
     if origin is list or arguments[1:] == (...,):
         return {"type": "array", "items": _type(arguments[0], parts)}
-    # A tuple of fixed length, or a NamedTuple, which has no origin.
+    # This is a tuple of fixed length, or a NamedTuple, which has no origin.
     if issubclass(origin or hint, tuple):
         kinds = [_type(each, parts) for each in arguments or get_type_hints(hint).values()]
         return {"type": "array", "prefixItems": kinds, "minItems": len(kinds), "maxItems": len(kinds)}
     if hint.__name__ not in parts:
-        # Added before its parts are visited, to end the recursion of a record that contains itself.
+        # Add the entry before visiting its parts, to end the recursion of a record that contains itself.
         parts[hint.__name__] = {}
         parts[hint.__name__] = _object(hint, parts)
     return {"$ref": f"#/$defs/{hint.__name__}"}

@@ -29,7 +29,7 @@ class CalibrationCurve(Record):
     shifts: dict[str, float] | None = absent()
 
     def shifted(self, shift: float) -> CalibrationCurve:
-        """The curve with ``shift`` added to every value."""
+        """Return the curve with ``shift`` added to every value."""
         return replace(self, y=[value + shift for value in self.y])
 
 

@@ -99,7 +99,7 @@ class NightRecord(Record):
         return self.outcome in (PUBLISHED, HELD)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; of a night without a run the page stands last, as it always did."""
+        """Return plain data; for a night without a run, the page comes last, as it always did."""
         record = super().to_json()
         if self.seconds is None and "summary" in record:
             record["summary"] = record.pop("summary")

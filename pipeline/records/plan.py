@@ -12,7 +12,7 @@ from pipeline.core.units import GIB
 from pipeline.records.record import Record, absent
 from pipeline.records.scratch import place_bytes
 
-# Phases of a training step in their order: what a plan predicts and what training measures, each in ms.
+# Phases of a training step in order: what a plan predicts and what training measures, each in ms.
 PHASES = ("input_exchange", "lookup", "output_exchange", "dense", "gradient_exchange", "update", "overhead")
 
 PLAN_VERSION = 2
@@ -62,7 +62,7 @@ class TablePlan(Record):
 
     @property
     def bytes(self) -> int:
-        """One copy of the table: fp32 weights and optimizer state."""
+        """Bytes of one copy of the table: fp32 weights and optimizer state."""
         return self.rows * self.row_bytes(self.dim)
 
     @property
@@ -71,20 +71,20 @@ class TablePlan(Record):
         return sorted({shard.rank for shard in self.shards})
 
     def row_bytes(self, columns: int) -> int:
-        """``columns`` fp32 weights of a row with their optimizer state."""
+        """Return the bytes of ``columns`` fp32 weights of a row with their optimizer state."""
         # A float32 weight has 4 bytes.
         return columns * (4 + self.value_state_bytes) + self.state_bytes
 
     def hosted(self, shard: ShardPlan) -> int:
-        """How many of ``host_rows`` the rank of ``shard`` keeps."""
-        # Rounded up, so that every shard keeps at least one row if the table keeps any.
+        """Return how many of ``host_rows`` the rank of ``shard`` keeps."""
+        # Round up, so that every shard keeps at least one row if the table keeps any.
         return -(-self.host_rows * shard.rows // self.rows)
 
     def resident_bytes(self, shard: ShardPlan, device: str) -> int:
-        """Bytes of ``shard`` in the device's own memory: fp32 rows with their state.
+        """Return the bytes of ``shard`` in the device's own memory: fp32 rows with their state.
 
-        On tiers ``hbm_cached`` and ``ssd`` those of the cache's rows, and the place of every row: of ``ssd`` in host
-        memory. On CUDA a change mark for every row of any tier; on a CPU the plan's ``staging`` has it.
+        On tiers ``hbm_cached`` and ``ssd`` these are the cache's rows and the place of every row, which is in host
+        memory for ``ssd``. On CUDA every row of any tier also has a change mark; on a CPU it is in ``staging``.
         """
         row = self.row_bytes(shard.columns)
         own_tier, marks = "ddr", 0
@@ -92,7 +92,7 @@ class TablePlan(Record):
             own_tier, marks = "hbm", MARK_BYTES * shard.rows
         if self.tier == own_tier:
             return shard.rows * row + marks
-        # FBGEMM has an int32 for every row of such a table, cached or not (``cache_index_table_map``).
+        # FBGEMM keeps an int32 for every row of such a table, cached or not (``cache_index_table_map``).
         places = 4 * shard.rows if self.tier == "hbm_cached" else 0
         if self.tier == "ssd" and device == "cpu":
             hosted = self.hosted(shard)
@@ -102,10 +102,10 @@ class TablePlan(Record):
 
 # The change mark of a row (``embeddings.touched``), which lies on the device that looks the row up.
 MARK_BYTES = 1
-# A row in host memory behind a GPU's cache: its number and kind, its turn to leave and a free place.
+# Bytes that a row in host memory takes beside its values: its number and kind, its turn to leave and a free place.
 HOST_ROW_BYTES = 24
 
-# Reservations that training does not take: what is kept free, and the process that was there before.
+# Reservations that training does not use: memory that is kept free, and the process that was there before.
 BESIDE_TRAINING = ("margin", "process")
 
 
@@ -146,7 +146,7 @@ class Plan(Record):
 
     @property
     def hosts_text(self) -> str:
-        """The number of hosts for people, embedding hosts apart from the workers before them."""
+        """The number of hosts for people, with embedding hosts separate from the workers."""
         hosts = self.world_size // self.ranks_per_host
         if not self.embedding_hosts:
             return str(hosts)
@@ -168,19 +168,19 @@ class Plan(Record):
         return {name: sum(rank.get(name, 0.0) for rank in self.phases) / len(self.phases) for name in names}
 
     def capacity_bytes(self, tier: str) -> float:
-        """Bytes of ``tier`` that one rank has; 0 where the plan does not say."""
+        """Return the bytes of ``tier`` that one rank has; 0 if the plan does not say."""
         return self.figures.get(f"{tier}_gib", 0.0) * GIB
 
     def reserved_bytes(self, rank: int) -> int:
-        """Bytes of ``reserved_tier`` that ``rank`` keeps free of tables; 0 where the plan has no such figure."""
+        """Return the bytes of ``reserved_tier`` that ``rank`` keeps free of tables; 0 if the plan has no figure."""
         return sum(self.reserved[rank].values()) if rank < len(self.reserved) else 0
 
     def resident_bytes(self) -> list[int] | None:
-        """What training is predicted to take of each rank in the device's own memory; None where nothing is reserved.
+        """The predicted bytes of training in each rank's own device memory; None if nothing is reserved.
 
-        Its tables there with optimizer state (of others what a cache keeps) and the reservations, but for ``margin``,
-        which is the user's wish and no use, and ``process``, which was there before. The buffers in ``memory`` are left
-        out: ``communication`` counts them.
+        They are the tables there with optimizer state (of other tables, the cached part) and the reservations, except
+        ``margin``, which the user keeps free, and ``process``, which was there before. The buffers in ``memory`` are
+        left out, because ``communication`` counts them.
         """
         if not self.reserved:
             return None
@@ -259,7 +259,7 @@ class MovedTable(Record):
     reasons: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, in which ``before`` is ``from``."""
+        """Return plain data, in which ``before`` is ``from``."""
         # ``from`` is a keyword of Python, so it cannot be a field's name.
         record = {}
         for name, value in super().to_json().items():

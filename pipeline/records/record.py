@@ -20,15 +20,15 @@ _SCALARS: dict[object, tuple[str, tuple[type, ...]]] = {
 
 
 def absent(default: Any = None, *, unless: str = "") -> Any:
-    """A field that is left out of the JSON if it has its default, so that an earlier release can read the record.
+    """Declare a field that is left out of the JSON at its default, so that an earlier release can read the record.
 
-    ``unless``: the name of another field; if that one has a value, the default is written too.
+    ``unless``: the name of another field; if that field has a value, the default is written as well.
     """
     return dataclasses.field(default=default, metadata={_UNLESS: unless})
 
 
 def rest() -> Any:
-    """A field for the keys that no other field has."""
+    """Declare a field for the keys that no other field has."""
     return dataclasses.field(default_factory=dict, metadata={_UNLESS: _REST})
 
 
@@ -48,9 +48,9 @@ class Record:
     REMEDY: ClassVar[str] = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for ``json.dumps``."""
+        """Return plain data for ``json.dumps``."""
         record, kind = dict[str, Any](), cast(Any, type(self))
-        # ``unless``: None for a field that is always written, "" for one that is left out at its default.
+        # ``unless`` is None for a field that is always written, and "" for one that is left out at its default.
         for name, default, unless in _layout(kind):
             value = getattr(self, name)
             if unless == _REST:
@@ -66,7 +66,7 @@ class Record:
         Raises ArtifactError, with file and key, for another version, a missing key or a value of another type.
         """
         where = where or cls.FILE
-        # Check the version first: a record of another version has other keys, which are no errors.
+        # Check the version first: a record of another version has other keys, which are not errors.
         version = data.get(cls.VERSION_KEY) if isinstance(data, Mapping) else None
         if version not in (None, cls.VERSION):
             raise ArtifactError(
@@ -91,7 +91,7 @@ class Reads(Protocol):
         """Parse the file; ArtifactError if it is missing or damaged."""
 
     def url_of(self, path: str) -> str:
-        """``path`` for messages."""
+        """Return ``path`` for messages."""
 
 
 def read(kind: type[R], store: Reads, path: str) -> R:
@@ -109,34 +109,34 @@ class _WrongError(Exception):
 
 @cache
 def _layout(kind: type) -> tuple[tuple[str, Any, str | None], ...]:
-    """The fields with their defaults and their ``unless``, which is None for a field that is always written."""
+    """Return the fields with their defaults and their ``unless``; None for a field that is always written."""
     return tuple((field.name, field.default, field.metadata.get(_UNLESS)) for field in dataclasses.fields(kind))
 
 
 @cache
 def rest_field(kind: type) -> str | None:
-    """The field of ``kind`` declared by ``rest``; None if there is none."""
+    """Return the field of ``kind`` declared by ``rest``; None if there is none."""
     return next((name for name, _, unless in _layout(kind) if unless == _REST), None)
 
 
-# Cached: evaluating annotations is slow, and a file may have thousands of records of one class.
+# Cached, because evaluating annotations is slow, and a file may have thousands of records of one class.
 @cache
 def hints_of(kind: type) -> dict[str, Any]:
-    """The type of every field of dataclass ``kind``."""
+    """Return the type of every field of dataclass ``kind``."""
     hints = get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 @cache
 def required(kind: type) -> frozenset[str]:
-    """The fields of dataclass ``kind`` that have no default."""
+    """Return the fields of dataclass ``kind`` that have no default."""
     missing = dataclasses.MISSING
     fields = dataclasses.fields(kind)
     return frozenset(f.name for f in fields if f.default is missing and f.default_factory is missing)
 
 
 def plain(value: Any) -> Any:
-    """``value`` for ``json.dumps``: records inside it become plain data."""
+    """Convert ``value`` for ``json.dumps``: records inside it become plain data."""
     if isinstance(value, Record):
         return value.to_json()
     if isinstance(value, Mapping):
@@ -150,7 +150,7 @@ def _record(kind: Any, data: object) -> Any:
     if not isinstance(data, Mapping):
         raise _WrongError(f"is {_shown(data)}, expected an object")
     hints = hints_of(kind)
-    # JSON without a version is of version 1, so later versions must be written.
+    # JSON without a version counts as version 1, so later versions must be written.
     needed = required(kind) if kind.VERSION == 1 else required(kind) | {kind.VERSION_KEY}
     if missing := sorted(needed - data.keys()):
         raise _WrongError("is missing", missing[0])
@@ -164,7 +164,7 @@ def _record(kind: Any, data: object) -> Any:
 
 
 def _at(key: str, hint: Any, value: object) -> Any:
-    # The path to a wrong value is only built as the exception propagates, so valid records do not pay for it.
+    # Build the path to a wrong value only as the exception propagates, so that valid records do not pay for it.
     try:
         return _convert(hint, value)
     except _WrongError as error:
@@ -202,7 +202,7 @@ def _convert(hint: Any, value: object) -> Any:
         return {key: _at(str(key), arguments[1], item) for key, item in value.items()}
     if not isinstance(value, list | tuple):
         raise _WrongError(f"is {_shown(value)}, expected a list")
-    # A list, tuple[X, ...], tuple[X, Y], or a NamedTuple, which has no origin.
+    # This is a list, tuple[X, ...], tuple[X, Y], or a NamedTuple, which has no origin.
     if origin is list or arguments[1:] == (...,):
         kinds = [arguments[0]] * len(value)
     elif origin is None:
@@ -220,7 +220,7 @@ def _convert(hint: Any, value: object) -> Any:
 
 
 def _shown(value: object) -> str:
-    """``value`` in a message: short."""
+    """Shorten ``value`` for a message."""
     text = repr(value)
     if len(text) <= 40:
         return text

@@ -85,7 +85,7 @@ class IngestPart(Record):
 
     @property
     def labels_young(self) -> bool:
-        """Whether clicks of its rows may still come."""
+        """Whether clicks of its rows may still arrive."""
         return self.labels_final is not None and (self.labels_until or "") < self.labels_final
 
 
@@ -391,6 +391,6 @@ class Result(Record):
         return sum(stage.seconds for stage in self.stages.values())
 
     def artifact(self, stage: str) -> str | None:
-        """The path of the artifact of ``stage``; None if it has none."""
+        """Return the path of the artifact of ``stage``; None if it has none."""
         outcome = self.stages.get(stage)
         return outcome.artifact if outcome is not None else None

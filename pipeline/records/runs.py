@@ -30,17 +30,17 @@ class Step:
 
 
 def run_directory(run: str) -> str:
-    """Where a run's records lie, relative to the store."""
+    """Return where a run's records lie, relative to the store."""
     return f"runs/{run}"
 
 
 def steps_record(steps: Sequence[Step]) -> dict[str, Any]:
-    """The content of ``steps.json``."""
+    """Return the content of ``steps.json``."""
     return {"version": 1, "steps": [asdict(step) for step in steps]}
 
 
 def steps_of(record: Mapping[str, Any]) -> list[Step]:
-    """The steps in the content of ``steps.json``; KeyError or TypeError where it holds something else."""
+    """Return the steps in the content of ``steps.json``; KeyError or TypeError if it holds something else."""
     return [Step(**{**step, "scratch": tuple(step["scratch"])}) for step in record["steps"]]
 
 
@@ -74,7 +74,7 @@ class RunLine(Record):
     @staticmethod
     def of(result: Result, finished: float | None) -> RunLine:
         """Return the figures of ``result``."""
-        # An empty part stands for a stage that the run does not have, so that all its figures are absent.
+        # Use an empty part for a stage that the run does not have, so that all its figures are absent.
         scores, train = result.eval or Evaluation(), result.train or TrainPart()
         checkpoint, gate = result.checkpoint or CheckpointPart(), result.gate
         tiers = (result.plan.tiers if result.plan is not None else None) or {}

@@ -9,19 +9,20 @@ from typing import NamedTuple
 PAGE = 4096
 # A record on disk also holds its row's number.
 NUMBER_BYTES = 4
-# The share of a log's records that stay free unless ``hardware.ssd_spare`` says otherwise, and the most it may be.
+# The default of ``hardware.ssd_spare``, the share of a log's records that stay free, and its maximum.
 LOG_SPARE, MOST_SPARE = 0.2, 0.5
-# Kinds of rows that a log keeps apart by how long they stay on the disk, each in a segment of its own being filled.
+# Kinds of rows that a log keeps apart by how long they stay on the disk. Each kind fills its own segment.
 KINDS = 4
-# Segments that are emptied together.
+# The number of segments that are emptied together.
 EMPTIED = 4
 # Segments of a log in memory: those being filled and emptied.
 IN_MEMORY = KINDS + EMPTIED
-# Beside the spare share: segments being filled, and those that one more call may fill.
+# Segments besides the spare share: those being filled, and those that one more call may fill.
 _MORE = 2 * KINDS + 2
-# Short segments have few live rows sooner; a long row's segment has some records at least.
+# Segments are short, because fewer live rows then remain in them sooner, but have room for some records of any length.
 _SEGMENT, _LEAST_RECORDS = 64 << 10, 16
-# A log has at most twice the records of its rows, and some; a place numbers records and slots with one sign.
+# A log has at most twice as many records as rows, plus a few. A place is the number of a record or, if negative, of a
+# slot, so half of the integer's range numbers records.
 _PLACES, _WIDE = 2.1, 2**31 - 1
 
 
@@ -34,7 +35,7 @@ class LogShape(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of the scratch file."""
+        """Bytes of the scratch file."""
         return self.segment * self.segments
 
     @property
@@ -44,7 +45,7 @@ class LogShape(NamedTuple):
 
 
 def log_shape(rows: int, row: int, spare: float = LOG_SPARE) -> LogShape:
-    """The log of a shard of ``rows`` rows of ``row`` bytes, with room for all of them when share ``spare`` is free."""
+    """Return the log of a shard of ``rows`` rows of ``row`` bytes, which holds them all with share ``spare`` free."""
     record = row + NUMBER_BYTES
     segment = max(_SEGMENT, -(-_LEAST_RECORDS * record // PAGE) * PAGE)
     per_segment = segment // record
@@ -52,17 +53,17 @@ def log_shape(rows: int, row: int, spare: float = LOG_SPARE) -> LogShape:
 
 
 def place_bytes(rows: int) -> int:
-    """Host memory that a shard of ``rows`` rows on tier ssd takes for the place of each row."""
-    # int64 where int32 is too small to number all records.
+    """Return the host memory that a shard of ``rows`` rows on tier ssd takes for the place of each row."""
+    # Use int64 if int32 is too small to number all records.
     return 8 if _PLACES * rows > _WIDE else 4
 
 
 @cache
 def write_amplification(spare: float) -> float:
-    """Bytes a log writes for each byte of rows that leave memory, where all rows leave it equally often.
+    """Return the bytes that a log writes per byte of rows that leave memory, if all rows leave it equally often.
 
     A segment is emptied with a share u of its records alive, where (1 - u) / -ln u = 1 - spare (Desnoyers, "Analytic
-    modeling of SSD write performance", SYSTOR'12). Rows of unlike frequency, kept apart, cost less.
+    modeling of SSD write performance", SYSTOR'12). Keeping rows of different frequency apart costs less.
     """
     # The equation has no closed-form solution. 60 bisections exhaust float64's precision.
     low, high = 1e-9, 1 - 1e-9

@@ -1,7 +1,7 @@
 """Sealed predictions of runs (``predictions/<configuration>/<number>.json``), and how far off each of them was.
 
-A prediction is sealed before its run: its SHA-256 stands beside it, so that nothing can be changed afterwards without
-being noticed by whoever kept the hash.
+A prediction is sealed before its run: its SHA-256 is stored beside it, so that whoever kept the hash notices any later
+change.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class SealedPrediction(Record):
     @staticmethod
     def of(prediction: RunPrediction) -> SealedPrediction:
         """Seal ``prediction``."""
-        # A round trip, so that the hash is of what a reader gets: JSON turns tuples into lists.
+        # Convert to JSON and back, because the hash is of what a reader gets: JSON turns tuples into lists.
         content = json.loads(json.dumps(prediction.to_json()))
         return SealedPrediction(sha256=hash_of(content), prediction=content)
 
@@ -103,9 +103,9 @@ def compare(
     """Compare a sealed prediction with the outcome of its run.
 
     Args:
-        path: Of the seal, in the store.
+        path: The path of the seal in the store.
         config: The hash of the run's configuration.
-        machine: That the run was on.
+        machine: The machine of the run.
     """
     part = PredictionPart(sealed=path, sha256=sealed.sha256, created=prediction.created)
     dataset = result.artifact("ingest")
@@ -123,7 +123,7 @@ def compare(
     seconds = {}
     for stage, predicted in prediction.seconds.items():
         outcome = result.stages.get(stage)
-        # The seconds of a training that went on from a checkpoint are those of its last session.
+        # The seconds of a training that resumed from a checkpoint cover only the steps after it.
         resumed = stage == "train" and train is not None and train.resumed is not None
         if outcome is not None and outcome.status == "done" and not resumed:
             seconds[stage] = Seconds(predicted_s=predicted, measured_s=outcome.seconds)

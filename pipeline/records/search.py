@@ -10,7 +10,7 @@ from pipeline.records.record import Record, absent
 
 
 def search_directory(name: str) -> str:
-    """Where a search lies in the store."""
+    """Return where a search lies in the store."""
     return f"searches/{name}"
 
 

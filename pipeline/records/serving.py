@@ -29,7 +29,7 @@ class TableLayout(Record):
 
     @property
     def bytes(self) -> int:
-        """Of all records."""
+        """Bytes of all records."""
         return self.rows * self.record_bytes
 
 
@@ -90,7 +90,7 @@ class Description(Record):
 
     @staticmethod
     def of(schema: DatasetSchema, dim: int, tables: dict[str, TableLayout], mean: tuple[str, ...] = ()) -> Description:
-        """The description of a model of the dataset ``schema``."""
+        """Return the description of a model of the dataset ``schema``."""
         # Parts that the dataset does not have are None and left out of the file, so that readers of earlier releases
         # see only what they know.
         return Description(
@@ -106,7 +106,7 @@ class Description(Record):
         )
 
     def table_of(self, feature: str) -> str:
-        """The name of the table that embeds ``feature``."""
+        """Return the name of the table that embeds ``feature``."""
         return (self.shared or {}).get(feature, feature)
 
     @property
@@ -115,8 +115,8 @@ class Description(Record):
         return tuple(name for columns in (self.sequences or {}).values() for name in columns)
 
     def built_by(self, model: str, package: str) -> Description:
-        """The description with the ranking model's name and package; as it is where ``package`` is empty."""
-        # A built-in model is not named here: the settings in the same folder say which one it is.
+        """Return the description with the ranking model's name and package; unchanged if ``package`` is empty."""
+        # Do not name a built-in model here: the settings in the same folder say which one it is.
         if not package:
             return self
         return replace(self, model=model, package=package)

@@ -12,12 +12,12 @@ TRYING, DONE, PRUNED, BROKEN = "running", "done", "pruned", "failed"
 
 
 def study_directory(study: str) -> str:
-    """Where a study's records are, relative to the store."""
+    """Return where a study's records are, relative to the store."""
     return f"studies/{study}"
 
 
 def trial_path(study: str, number: int) -> str:
-    """The record of trial ``number``, relative to the store."""
+    """Return the path of the record of trial ``number``, relative to the store."""
     return f"{study_directory(study)}/trials/{number:05d}.json"
 
 
@@ -137,5 +137,5 @@ class StudyShown(Record):
 
     @property
     def best_trial(self) -> TrialRecord | None:
-        """The trial that the study found; None where none has finished."""
+        """The trial that the study found; None if none has finished."""
         return next((each for each in self.trials if each.number == self.best), None)

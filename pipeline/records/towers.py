@@ -50,16 +50,16 @@ class TowerModuleSpec(Record):
 
     @property
     def by_feature(self) -> bool:
-        """Whether a tower puts out one vector for each of its features."""
+        """Whether a tower outputs one vector for each of its features."""
         return self.name != "dlrm" or (self.c == 1 and self.p == 0)
 
     @property
     def rounds_first(self) -> bool:
-        """Whether one matrix product alone reads the embeddings, so that one of bf16 may get them in bf16."""
+        """Whether a single matrix product reads the embeddings, so that a product in bf16 may get them in bf16."""
         return (self.name == "dlrm" and bool(self.c) != bool(self.p)) or self.name == "low_rank"
 
     def vectors(self, features: int) -> int:
-        """How many a tower of so many features puts out."""
+        """Return how many vectors a tower of this many features outputs."""
         return self.p + self.c * features if self.name == "dlrm" else features
 
 

@@ -26,9 +26,9 @@ from pipeline.report.svg import (
 
 STEPS = Axis(title="step", from_zero=True, whole=True)
 WAIT = Axis(title="wait", from_zero=True, show=percent_tick)
-# Width of a bar's picture.
+# Width of a bar's drawing, in the units of its viewBox.
 BAR = 1000
-# Bars of an example row, of more the newest; letters of an event's names.
+# Limits: the newest bars of an example row, and letters of an event's names.
 MOST_EVENTS, MOST_LETTERS = 40, 36
 AGE_UNITS = ((86_400 * 365.25, "years"), (86_400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
@@ -61,7 +61,7 @@ def step_points(records: Sequence[Mapping[str, Any]], key: str) -> tuple[Point, 
 
 
 def _validation_plot(records: Sequence[Mapping[str, Any]]) -> Iterator[Figure]:
-    # NE of the validation rows with the best validation marked, and dashed that of the train rows.
+    # Plot NE of the validation rows with the best validation marked, and NE of the train rows as a dashed line.
     points = step_points(records, "validation_ne")
     if not points:
         return
@@ -125,7 +125,7 @@ def sequence_figures(
 
 
 def _length_histogram(name: str, profile: SequenceProfile) -> list[Figure]:
-    # Shares of the train rows by their number of events.
+    # Plot the shares of the train rows by their number of events.
     total, width = sum(profile.rows_by_length), profile.events_per_bin
     if not total:
         return []
@@ -154,7 +154,7 @@ def _length_histogram(name: str, profile: SequenceProfile) -> list[Figure]:
 
 
 def _weights(name: str, example: Mapping[str, Any]) -> Figure:
-    # A bar for each event, the newest first; the target, where it has a weight, before all of them.
+    # Draw a bar for each event, the newest first. The target, if it has a weight, comes before all of them.
     events: Sequence[Mapping[str, Any]] = list(reversed(example["events"]))
     shown = []
     if example.get("target_weight") is not None:
@@ -167,7 +167,7 @@ def _weights(name: str, example: Mapping[str, Any]) -> Figure:
     for words, weight in shown:
         value = units.decimal(weight, 3)
         label = f"{words}: {value}"
-        # Weights that are not those of a softmax may be below 0; their bars have another colour.
+        # Weights that do not come from a softmax may be below 0; their bars have another colour.
         colour = "c3" if weight < 0 else "c0"
         filled = tag("rect", class_=colour, width=f"{max(BAR * abs(weight) / top, 2):.1f}", height=16)
         picture = tag("svg", tag("title", label), filled, class_="stacked-bar", aria_label=label, **attributes)
@@ -187,7 +187,7 @@ def _event(event: Mapping[str, Any]) -> str:
         words = f"{words[: MOST_LETTERS - 2]}.."
     if event.get("age") is None:
         return words
-    # An age in the largest unit that it fills, or else in the smallest one.
+    # Show an age in the largest unit that it fills, or else in the smallest one.
     seconds = float(event["age"])
     size, unit = next((pair for pair in AGE_UNITS if seconds >= pair[0]), AGE_UNITS[-1])
     return f"{words}, {units.short(round(seconds / size, 1))} {unit} before"

@@ -23,18 +23,18 @@ _MOST_CHANGES = 40
 def _steps(names: Sequence[str]) -> str:
     numbers = []
     for name in names:
-        # Step 0, before training, has only zeros.
+        # Step 0, the state before training, has only zeros in its name.
         numbers.append(name.removeprefix("step-").lstrip("0") or "0")
     return ", ".join(numbers) or units.ABSENT
 
 
 def _type(record: ListedCheckpoint | ShownCheckpoint) -> str:
-    # In the glossary's words; manifests call a delta a difference.
+    # Use the glossary's word; manifests call a delta a difference.
     return "delta" if record.type == "difference" else record.type
 
 
 def listing(records: Sequence[ListedCheckpoint]) -> str:
-    """``nightjar ckpt ls``."""
+    """Format ``nightjar ckpt ls``."""
     if not records:
         return "no checkpoints"
     rows = []
@@ -57,7 +57,7 @@ def listing(records: Sequence[ListedCheckpoint]) -> str:
 
 
 def details(record: ShownCheckpoint) -> str:
-    """``nightjar ckpt show``."""
+    """Format ``nightjar ckpt show``."""
     position = record.position
     kind = _type(record)
     if record.parents:
@@ -91,7 +91,7 @@ def details(record: ShownCheckpoint) -> str:
 
 
 def verified(result: Verified) -> str:
-    """``nightjar ckpt verify``."""
+    """Format ``nightjar ckpt verify``."""
     read = f"{units.plural(result.files, 'file')}, {units.size(result.bytes)} read"
     if result.whole:
         return f"{result.checkpoint} is whole: {read}"
@@ -102,7 +102,7 @@ def verified(result: Verified) -> str:
 
 
 def difference(result: CheckpointDiff) -> str:
-    """``nightjar ckpt diff``."""
+    """Format ``nightjar ckpt diff``."""
     parts = [f"from {result.first}\nto   {result.second}"]
     rows = []
     for name, table in result.tables.items():
@@ -141,7 +141,7 @@ def difference(result: CheckpointDiff) -> str:
 
 
 def compacted(result: Compacted) -> str:
-    """``nightjar ckpt compact``."""
+    """Format ``nightjar ckpt compact``."""
     if not result.compacted:
         return f"{result.checkpoint} is already a baseline: nothing to do"
     return (
@@ -151,7 +151,7 @@ def compacted(result: Compacted) -> str:
 
 
 def collected(result: Mapping[str, Any]) -> str:
-    """``nightjar ckpt gc``."""
+    """Format ``nightjar ckpt gc``."""
     verb = "would remove" if result["dry_run"] else "removed"
     lines = []
     for removed in result["removed"]:
@@ -163,14 +163,14 @@ def collected(result: Mapping[str, Any]) -> str:
 
 
 def exported(result: Exported) -> str:
-    """``nightjar ckpt export``."""
+    """Format ``nightjar ckpt export``."""
     rows = []
     for file in result.files:
         rows.append([file.table, units.count(file.rows), units.count(file.dim), units.size(file.bytes), file.file])
     return f"{result.checkpoint}\n{text_table(('table', 'rows*', 'dim*', 'size*', 'file'), rows)}"
 
 
-# By the name of the action.
+# The texts by the name of the action.
 TEXTS: Mapping[str, Callable[[Any], str]] = {
     "ls": listing,
     "show": details,

@@ -33,7 +33,7 @@ def runs_listing(lines: Sequence[RunLine]) -> str:
         finished = units.ABSENT
         if line.finished is not None:
             finished = time.strftime("%Y-%m-%d %H:%M", time.gmtime(line.finished))
-        # A dataset's name with the first digits of its key.
+        # Show a dataset's name with the first digits of its key.
         dataset, _, key = (line.dataset or units.ABSENT).rpartition("/")
         if dataset:
             key = f"{dataset}/{key[:8]}"
@@ -66,7 +66,7 @@ def comparison_text(record: RunsComparison) -> str:
 def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     """Return the page of a comparison. ``curves``: the records of ``metrics.jsonl`` by run."""
     names = []
-    # A column for each stage that any run has, in the order of their first appearance.
+    # Show a column for each stage that any run has, in the order of their first appearance.
     stages: dict[str, None] = {}
     for line in record.runs:
         names.append(line.run)
@@ -74,7 +74,7 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
     head, rows = _figures(record)
     titles = []
     for name in head:
-        # Not ``capitalize``, which would turn NE into Ne.
+        # Do not use ``capitalize``, which would turn NE into Ne.
         titles.append(f"{name[0].upper()}{name[1:]}")
     runs, seconds = [], []
     for place, (row, line) in enumerate(zip(rows, record.runs, strict=True)):
@@ -131,7 +131,7 @@ def comparison_page(record: RunsComparison, curves: Mapping[str, Sequence[Mappin
 
 
 def _on_same_rows(record: RunsComparison) -> bool:
-    # Then the lowest NE is marked. A run without an NE cannot be the lowest, so it may lack a comparison.
+    # The lowest NE is marked only then. A run without an NE cannot be the lowest, so it may lack a comparison.
     pairs = zip(record.runs[1:], record.changes, strict=True)
     return all(change.change is not None or not units.known(line.ne) for line, change in pairs)
 
@@ -170,7 +170,7 @@ def _change_text(compared: RunChange, record: RunsComparison) -> str:
         f"  calibration {_signed(change.calibration)}",
     ]
     if compared.gauc is not None:
-        # In front of the calibration, as in the table of figures.
+        # GAUC comes before the calibration, as in the table of figures.
         lines.insert(-1, f"  GAUC        {_signed(compared.gauc)}")
     slices = compared.slices or ()
     unsure = 0
@@ -187,7 +187,7 @@ def _change_text(compared: RunChange, record: RunsComparison) -> str:
 
 
 def _verdict(ne: Interval) -> str:
-    # Beyond doubt only where the interval leaves out zero.
+    # A change is beyond doubt only if its interval leaves out zero.
     if ne.high < 0:
         return "better"
     if ne.low > 0:
@@ -196,7 +196,7 @@ def _verdict(ne: Interval) -> str:
 
 
 def _signed(value: Interval, percent: bool = False) -> str:
-    # As +0.12% [-0.03%, +0.27%].
+    # Example: +0.12% [-0.03%, +0.27%].
     kind = "+.3%" if percent else "+.5f"
     return f"{value.point:{kind}} [{value.low:{kind}}, {value.high:{kind}}]"
 

@@ -19,11 +19,11 @@ from pipeline.report.svg import Axis, Frame, ReferenceLine, drawing, percent_tic
 
 MODELS = {"candidate": "candidate", "uncalibrated": "candidate without its calibrator", "incumbent": "incumbent"}
 MOST_SLICES = 60
-# Rows of the table of importance, which begins with the largest.
+# Rows of the table of importance, which lists the largest first.
 MOST_FEATURES = 50
-# Slices that are named in a sentence.
+# At most this many slices are named in a sentence.
 MOST_NAMED = 10
-# Smallest change of coverage that is shown.
+# The smallest change of coverage that is shown.
 LEAST_CHANGE = 0.01
 GATE_PAGE, GATE_TEXT = "gate.html", "gate.md"
 # Name, title, and how ``_interval`` writes a change: that of NE is relative, the others are differences.
@@ -51,7 +51,7 @@ def gate_figures(record: GateRecord) -> list[Figure]:
 
 
 def _prediction_histogram(histogram: Histogram) -> Figure:
-    # Shares of rows by prediction: the candidate filled, the incumbent a dashed line.
+    # Plot the shares of rows by prediction: the candidate filled, the incumbent as a dashed line.
     edges, incumbent = histogram.edges, histogram.incumbent
     top = max([*histogram.candidate, *(incumbent or ())])
     x = Axis(title="predicted probability of a click", from_zero=True)
@@ -74,13 +74,13 @@ def _outline(frame: Frame, edges: Sequence[float], shares: Sequence[float]) -> s
 
 
 def _slice_plot(slices: Sequence[Slice]) -> Figure:
-    # The change of NE of each slice, with its interval, in the order of the table.
+    # Plot the change of NE of each slice with its interval, in the order of the table.
     changes, ends = [], list[float]()
     for row in slices:
         if row.change is not None:
             changes.append(row.change.ne)
             ends += row.change.ne
-    # The axis always includes zero, so that one sees whether an interval contains it.
+    # The axis always includes zero, to show whether an interval contains it.
     corners = [(0.0, min(0.0, *ends)), (len(slices) + 1.0, max(0.0, *ends))]
     x = Axis(title="slice, in the order of the table", whole=True)
     frame = Frame.around(corners, x, Axis(title="change", show=signed_tick))
@@ -149,7 +149,7 @@ def gate_markdown(record: GateRecord) -> str:
         table = _slices(record.slices)
         head = []
         for name in table.head:
-            # Not ``_plain_table``, which would turn NE into ne.
+            # Do not use ``_plain_table``, which would turn NE into ne.
             if name != "NE*":
                 name = name[0].lower() + name[1:]
             head.append(name.rstrip("*"))
@@ -232,7 +232,7 @@ def _cost_words(cost: ServingCost) -> str:
 
 
 def _interval(values: Interval | None, signed: str = "") -> str:
-    # As 0.7411 [0.7380, 0.7442]. ``signed``: + adds the sign, % writes per cent with the sign.
+    # Example: 0.7411 [0.7380, 0.7442]. With ``signed``, + adds the sign and % writes per cent with the sign.
     if values is None or not units.known(values.point):
         return units.ABSENT
     kind = {"": ".4f", "+": "+.4f", "%": "+.2%"}[signed]
@@ -240,7 +240,7 @@ def _interval(values: Interval | None, signed: str = "") -> str:
 
 
 def _figures(record: GateRecord) -> PageTable:
-    # Of the candidate; with an incumbent, also its figures and the changes.
+    # Show the candidate's figures and, with an incumbent, also its figures and the changes.
     head, rows = ["Figure", "Candidate*"], []
     if record.incumbent is not None:
         head += ["Incumbent*", "Change*"]
@@ -259,7 +259,7 @@ def _figures(record: GateRecord) -> PageTable:
 
 
 def _calibrated(record: GateRecord) -> PageTable:
-    # The candidate without its calibrator and with it; no rows where it has none.
+    # Compare the candidate without and with its calibrator; there are no rows if it has none.
     rows = []
     if record.calibrated is not None and record.calibrated.before is not None and record.candidate is not None:
         for name, title, _ in FIGURES:
@@ -314,7 +314,7 @@ def _explain_gauc(record: GateRecord) -> str:
 
 
 def _other_models(record: GateRecord) -> list[list[str]]:
-    # Name, NE and change to the candidate for the best of the last versions and the logistic regression.
+    # Show name, NE and change to the candidate for the best of the last versions and the logistic regression.
     models: list[tuple[str, Beside | None]] = []
     if record.best is not None:
         models.append((f"best of the last versions: {record.best.version}", record.best))
@@ -327,7 +327,7 @@ def _other_models(record: GateRecord) -> list[list[str]]:
 
 
 def _answer(check: Check) -> int:
-    # Index in ``_ANSWERS``.
+    # Return the index in ``_ANSWERS``.
     if not check.passed:
         return 0
     if check.warned:
@@ -336,7 +336,7 @@ def _answer(check: Check) -> int:
 
 
 def _checks(record: GateRecord) -> list[Check]:
-    # Failed checks first, then warnings. Slices that passed are one line here, and have a table of their own.
+    # List failed checks first, then warnings. Slices that passed share one line here, and have their own table.
     shown, passed_slices = [], 0
     for check in record.checks:
         if check.passed and check.name.startswith(_SLICE):
@@ -376,7 +376,7 @@ def _tasks(record: GateRecord) -> PageTable:
 
 
 def _importance(record: GateRecord, importance: Mapping[str, Importance] | None, what: str) -> PageTable:
-    # Features, or towers, by importance; where the incumbent's was recorded when it was published, by the change.
+    # List features, or towers, by importance, or by its change if the incumbent's was recorded when it was published.
     importance = importance or {}
     before: Mapping[str, Importance] = {}
     if record.former is not None:

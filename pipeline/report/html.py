@@ -71,7 +71,7 @@ def read_run(store: Store, run: str) -> ReportData:
             if (artifact := store.find(stage.artifact)) is not None:
                 artifacts[name] = artifact
     curve, attention = f"{paths.get('evaluate')}/{RELIABILITY}", f"{paths.get('evaluate')}/{ATTENTION}"
-    # Where features were partitioned, the plan for their towers is the one that was trained by.
+    # If features were partitioned, the plan for their towers is the one that was used for training.
     planner = "plan" if result.towers is None else "partition"
     planned, plan, problem = paths.get(planner), None, ""
     if planner in artifacts:
@@ -107,7 +107,7 @@ def read_run(store: Store, run: str) -> ReportData:
 
 
 def _page_url(store: Store, path: str | None, name: str) -> str:
-    # Of the artifact at ``path``, relative to the report; "" if there is none.
+    # Return the URL of a file in the artifact at ``path``, relative to the report; "" if there is none.
     if not path or not store.exists(f"{path}/{name}"):
         return ""
     return f"../../{path}/{name}"
@@ -120,7 +120,7 @@ def render(data: ReportData) -> str:
     if status == "failed" and result.gate is not None and result.gate.verdict == HOLD:
         shown = (HOLD, "held")
     stages, train, scores = result.stages, result.train or TrainPart(), result.eval or Evaluation()
-    # The remaining figures of ``result.json``. Those of stages that did not run are left out.
+    # List the remaining figures of ``result.json``, except those of stages that did not run.
     details = []
     for stage in STAGES:
         for name, value in stage.facts(result):
@@ -187,7 +187,7 @@ def _gate(result: Result, page: str) -> dict[str, Any] | None:
 
 
 def _data(part: IngestPart | None, data: Mapping[str, Any]) -> dict[str, Any] | None:
-    # ``part``: ``ingest`` of ``result.json``. ``data``: from ``read_data``.
+    # ``part`` is ``ingest`` of ``result.json``, and ``data`` comes from ``read_data``.
     if not data or part is None or part.rows is None:
         return None
     quality = data[run_tables.QUALITY]

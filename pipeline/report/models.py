@@ -51,7 +51,7 @@ def details(shown: ShownVersion) -> str:
     elif shown.withdrawn:
         title += " (withdrawn)"
     lines = [title, f"  at {shown.path}", f"  made {_when(card.created)}"]
-    # The card is sealed, so its verdict stays what it was. What happened since comes first.
+    # The card is sealed, so its verdict stays what it was. Later events come first.
     if shown.withdrawn:
         lines.append(f"  withdrawn: {shown.withdrawn}")
     lines += [f"  gate {card.gate.verdict}", *(f"    {reason}" for reason in card.gate.reasons)]
@@ -76,7 +76,7 @@ def details(shown: ShownVersion) -> str:
 
 
 def _fact(value: Any) -> str:
-    # A value of the card in words; "" for one that says nothing.
+    # Return a value of the card in words, or "" if it says nothing.
     if isinstance(value, Mapping):
         parts = []
         for name, part in value.items():
@@ -92,7 +92,7 @@ def _when(seconds: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
 
 
-# Title and number of decimals. Changes of a calibration are larger than those of the other figures.
+# Title and number of decimals. Calibrations change by more than the other figures.
 TASK_FIGURES = {"ne": ("NE", 5), "auc": ("AUC", 5), "rmse": ("RMSE", 5), "calibration": ("calibration", 4)}
 
 
@@ -148,7 +148,7 @@ _PLURALS = {
     "unfinished search": "unfinished searches",
     "remains": "leftovers",
 }
-# The others are the names of the kinds.
+# The remaining singulars are the names of the kinds.
 _SINGULARS = {"towers": "towers artifact", "remains": "leftover"}
 
 
@@ -159,7 +159,7 @@ def removed_from_store(result: RemovedFromStore) -> str:
     for entry in result.removed:
         lines.append(f"{verb} {entry.path}  {units.size(entry.bytes)}  {entry.reason}")
     for entry in result.kept:
-        # Only entries that one may have expected to be removed; the rest is counted below.
+        # List only entries that you may have expected to be removed; the rest is counted below.
         if entry.path in result.noticed:
             lines.append(f"keep {entry.path}  {entry.reason}")
     if result.removed:
@@ -178,7 +178,7 @@ def removed_from_store(result: RemovedFromStore) -> str:
 
 
 def _counts(entries: Sequence[Removed]) -> str:
-    # As "3 datasets, 2 runs".
+    # Example: "3 datasets, 2 runs".
     kinds = Counter(entry.kind for entry in entries)
     parts = []
     for kind, plural in _PLURALS.items():

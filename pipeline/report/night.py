@@ -90,7 +90,7 @@ def bisect_text(record: BisectRecord) -> str:
         rows.append((replay.run, verdict, *figures, units.decimal(replay.seconds, 1), names))
     lines += ["", units.text_table(head, rows)]
     for replay in record.replays:
-        # Why there is no verdict, such as settings that do not go together.
+        # The message says why there is no verdict, such as settings that do not go together.
         if replay.message:
             lines.append(f"{replay.run}: {replay.message}")
     if record.suspects:
@@ -106,7 +106,7 @@ def bisect_text(record: BisectRecord) -> str:
 def _why(record: NightRecord) -> list[str]:
     if record.reasons:
         return [*record.reasons]
-    # A night that ended before the gate judged it has a message only.
+    # A night that ended before the gate judged it has only a message.
     if record.message:
         return [record.message]
     return []
@@ -118,13 +118,13 @@ def _sentence(record: NightRecord) -> str:
     if record.outcome == "published":
         serving = f"{record.version} serves"
     elif record.outcome == "held":
-        # In the first night there is no incumbent.
+        # There is no incumbent in the first night.
         serving = f"{record.incumbent} keeps serving" if record.incumbent else "no version serves yet"
     return f"{serving} · exit code {record.exit_code} · finished {when} UTC"
 
 
 def _cards(record: NightRecord) -> list[tuple[str, str, str]]:
-    # Name, value, a few words.
+    # Each card is a name, a value and a few words.
     cards = []
     if record.ne is not None:
         under = f"on {units.count(record.rows_scored)} test rows"
@@ -161,5 +161,5 @@ def _links(record: NightRecord) -> list[tuple[str, str]]:
     links = [("Gate", record.gate_page), ("Run", f"runs/{record.run}/report.html")]
     if base := record.base:
         links += [("Started from", base.checkpoint), ("Id mappings from", base.dataset)]
-    # Without a verdict there is no page of the gate.
+    # Without a verdict there is no gate page.
     return [(name, path) for name, path in links if path]

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from pipeline.core import units
 from pipeline.report.svg import tag
 
-# Colours of series in the style sheet: classes c0 to c6.
+# Number of series colours in the style sheet: classes c0 to c6.
 COLOURS = 7
 
 

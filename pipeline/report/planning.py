@@ -123,12 +123,12 @@ def _value(value: Any) -> str:
         return f"[{', '.join(map(_value, value))}]"
     if value is None:
         return "not set"
-    # Integers, too, but not ``bool``, which ``known`` does not count as a number.
+    # Integers count as known numbers, too, but ``bool`` does not.
     return f"{value:,.10g}" if units.known(value) else str(value)
 
 
 def _figure_row(name: str, pair: Sequence[float], digits: int | None) -> list[str]:
-    # ``digits``: None for bytes.
+    # ``digits`` is None for bytes.
     old, new = pair
     cells = [name]
     for value in pair:
@@ -162,7 +162,7 @@ def _moves(record: PlanDiff) -> str:
 
 
 def _move(tables: Mapping[str, MovedTable], changed_itself: bool) -> list[str]:
-    # Tables that moved alike: from where to where, the total cost, and why. The reasons are those of the first.
+    # Tables that moved alike: from where to where, the total cost, and why. The reasons are those of the first table.
     names, group = list(tables), list(tables.values())
     first, count = group[0], len(group)
     because = "; ".join(first.because)
@@ -193,7 +193,8 @@ def _move(tables: Mapping[str, MovedTable], changed_itself: bool) -> list[str]:
     if after:
         parts.append(("now" if before != after else "why", whose + after))
 
-    # From where to where; for several tables with different ranks or cached rows, without those numbers.
+    # Show the move from tier to tier. Several tables with different ranks or cached rows are shown without those
+    # numbers.
     kind, new_kind = first.kinds
     if all((table.before, table.to) == (first.before, first.to) for table in group):
         move = f"{first.before} -> {first.to}"

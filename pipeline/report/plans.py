@@ -20,7 +20,7 @@ SHOWN_TIER = {"hbm_cached": "hbm cached ddr"}
 MOST_TABLES = 2_000
 MOST_WORDS = 24
 TABLE_COLOUR = 0
-# By phase, in the order of ``PHASES``. The last one, the overhead, is grey (5 in the style sheet).
+# Colours by phase, in the order of ``PHASES``. The last one, the overhead, is grey (5 in the style sheet).
 PHASE_COLOURS = (0, 1, 2, 3, 4, 6, 5)
 # Faint, because this memory is only kept free.
 COLOUR_OF = {"margin": COLOURS}
@@ -29,7 +29,7 @@ COLOUR_OF = {"margin": COLOURS}
 def plan_page(plan: Plan) -> str:
     cut, batch, hardware = "", units.count(plan.global_batch), []
     for name, value in plan.figures.items():
-        # Not rounded for readers: these are the figures that the plan was made with.
+        # Do not round these, since they are the exact figures that the plan was made with.
         hardware.append((name, f"{value:,.10g}"))
     if len(plan.tables) > MOST_TABLES:
         cut = f" The {units.count(MOST_TABLES)} largest are shown."
@@ -65,7 +65,7 @@ def _figures(plan: Plan) -> list[tuple[str, str, str]]:
         cards.append(("Bottleneck", words(phase), under))
     else:
         cards.append(("Predicted step", milliseconds(plan.predicted_step_ms), "the embedding part, slowest rank"))
-    # The rank and tier nearest to its capacity: of equally full ranks the first.
+    # Show the rank and tier nearest to its capacity, the first of equally full ranks.
     shares = []
     for tier in TIERS:
         capacity = plan.capacity_bytes(tier)
@@ -86,7 +86,8 @@ def _figures(plan: Plan) -> list[tuple[str, str, str]]:
 
 
 def _series(plan: Plan, tier: str) -> list[BarSeries]:
-    # Bytes of ``tier`` by rank: its tables, then the reservations by purpose. All ranks reserve in one tier.
+    # Collect the bytes of ``tier`` by rank: its tables, then the reservations by purpose. All ranks reserve in one
+    # tier.
     series = [BarSeries(name="tables", values=[rank.get(tier, 0) for rank in plan.memory], colour=TABLE_COLOUR)]
     if tier == plan.reserved_tier:
         purposes = dict.fromkeys(chain.from_iterable(plan.reserved))
@@ -124,14 +125,14 @@ def _memory(plan: Plan) -> dict[str, Any] | None:
 def _cost(plan: Plan) -> dict[str, Any] | None:
     if not plan.phases:
         return None
-    # A plan of a later release may have further phases: they follow the known ones.
+    # A plan of a later release may have further phases, which follow the known ones.
     names = [*PHASES, *sorted(set(chain.from_iterable(plan.phases)) - set(PHASES))]
     series = []
     for name, colour in zip(names, [*PHASE_COLOURS, *range(len(names))], strict=False):
         values = [rank.get(name, 0.0) for rank in plan.phases]
         series.append(BarSeries(name=words(name), values=values, colour=colour))
 
-    # Milliseconds by phase: of the slowest rank, and with several ranks also the mean.
+    # Milliseconds by phase of the slowest rank and, with several ranks, also the mean.
     slowest, mean = plan.phases[plan.slowest_rank], plan.mean_phases
     total = sum(slowest.values())
     rows: list[Sequence[str]] = []
@@ -162,7 +163,7 @@ def _by_tier(plan: Plan) -> PageTable:
         group = (table.tier, table.kernel, table.sharding)
         groups.setdefault(group, []).append(table)
         sizes[group] += table.bytes
-    # 1 where no table has lookups, which would divide by zero.
+    # Use 1 if no table has lookups, to avoid dividing by zero.
     lookups = sum(table.pooling for table in plan.tables.values()) or 1.0
     rows = []
     for group, size in sizes.most_common():
@@ -208,5 +209,5 @@ def _shards(plan: Plan, table: TablePlan) -> str:
         return f"{count} shards, {shown} ranks"
     if len(shown) <= MOST_WORDS:
         return f"{count} shards, ranks {shown}"
-    # They are too many to list.
+    # There are too many ranks to list.
     return f"{count} shards, {len(ranks)} ranks"

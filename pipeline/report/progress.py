@@ -72,7 +72,7 @@ def plain_line(record: Mapping[str, Any]) -> str:
         f"NE {units.decimal(record.get('ne_window'))}",
         f"ETA {units.clock(record.get('eta_seconds'))}",
     ]
-    # Further figures go in front of the remaining time, which stays at the end of each line.
+    # Insert further figures before the remaining time, which stays at the end of each line.
     for name, figures in (record.get("tasks") or {}).items():
         title, value = next(iter(figures.items()))
         parts.insert(-1, f"{name} {title.upper()} {units.decimal(value)}")
@@ -104,7 +104,7 @@ def live_line(record: Mapping[str, Any], width: int) -> str:
         f"ETA {units.clock(record.get('eta_seconds')).removeprefix('00:')}",
     ]
     text = "  ".join([head, *parts])
-    # The least important figures go first: wait, loss, speed, NE, and last the remaining time.
+    # Drop the least important figures first: wait, loss, speed, NE, and last the remaining time.
     for dropped in (1, 2, 0, 3, 4):
         if len(text) <= width:
             break

@@ -23,9 +23,9 @@ KEYS = (
     "lr",
     "seconds",
 )
-# An object store cannot append: the whole file is written again, at most this often and at the last step.
+# An object store cannot append, so the whole file is written again: at most this often, and at the last step.
 REWRITE_SECONDS = 10.0
-# The latter has histograms of the embeddings' norms, after each validation.
+# NORMS has histograms of the embeddings' norms after each validation.
 METRICS, NORMS = "metrics.jsonl", "norms.jsonl"
 
 
@@ -56,7 +56,7 @@ class MetricsLog:
     """Writes ``metrics.jsonl``, or another ``file``, on rank 0.
 
     It continues the file of an earlier attempt, without the records after the step from which training resumed, because
-    those steps are trained again. ``now``: the clock, in seconds, that says when an object store's file is due again.
+    those steps are trained again. ``now``: a clock in seconds, by which an object store's file is written again.
     """
 
     def __init__(self, store: Store, run: str, file: str = METRICS, now: Callable[[], float] = time.monotonic) -> None:
@@ -92,8 +92,8 @@ class MetricsLog:
             self._pending, self._written = False, self._now()
 
     def _begin(self, resumed: int) -> None:
-        # Creates the folder, and keeps an earlier attempt's records only up to step ``resumed``: later steps are
-        # trained again, and must not stand in the file twice.
+        # Create the folder, and keep an earlier attempt's records only up to step ``resumed``: later steps are trained
+        # again, and must not be in the file twice.
         self._lines = []
         for record in read_records(self.store, self.run, self.file):
             if record["step"] <= resumed:

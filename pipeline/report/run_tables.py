@@ -27,7 +27,7 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
 MOST_TABLES = 200
-# Parts of the configuration worth a glance. Of data, whose feature list is long, only plain values are shown.
+# Parts of the configuration that the page shows. Only plain values of data are shown, since its feature list is long.
 SHOWN_CONFIG = ("seed", "data", "model", "hardware", "plan", "partition", "train", "checkpoint", "evaluate")
 
 
@@ -73,7 +73,7 @@ def plan_table(tables: Mapping[str, TablePlace], plan: Plan | None) -> PageTable
         planned, world = plan.tables, plan.world_size
         for name in tables.keys() & planned.keys():
             sizes[name] = planned[name].bytes
-    # 1 where no size is known, since bars are drawn relative to the largest.
+    # Use 1 if no size is known, since bars are drawn relative to the largest.
     largest = max(sizes.values()) or 1
     rows, reasons = [], []
     for name in sorted(tables, key=lambda name: (-sizes[name], name))[:MOST_TABLES]:
@@ -136,7 +136,7 @@ def rank_words(ranks: Iterable[int] | int, world: int | None) -> str:
 
 def config_excerpt(text: str) -> list[str]:
     """Cut the blocks SHOWN_CONFIG out of a YAML ``text``; of ``data`` only its plain values."""
-    # Line by line instead of parsed and dumped, so that the page shows exactly what the file has.
+    # Cut line by line instead of parsing and dumping, so that the page shows exactly what the file has.
     blocks: dict[str, list[str]] = {}
     name = ""
     for line in text.splitlines():
@@ -155,7 +155,7 @@ def tasks_table(scores: Evaluation) -> PageTable:
     rows = []
     for name, task in (scores.tasks or {}).items():
         cells = [name, task.kind, units.count(task.samples)]
-        # Which of these a task has depends on its kind.
+        # A task's kind decides which of these figures it has.
         for value in (task.ne, task.auc, task.rmse, task.unexplained):
             cells.append(units.decimal(value, 5))
         rows.append([*cells, units.decimal(task.calibration)])
@@ -165,7 +165,7 @@ def tasks_table(scores: Evaluation) -> PageTable:
 
 QUALITY, PROFILE = "quality.json", "profile.json"
 MOST_FEATURES, MOST_REASONS = 200, 8
-# PSI at which the meter is full.
+# The meter is full at this PSI.
 FULL_METER = 0.5
 
 
@@ -182,7 +182,7 @@ def read_data(store: Store, dataset: Artifact | None) -> dict[str, Any]:
 
 
 def data_words(part: IngestPart, data: Mapping[str, Any]) -> str:
-    """Describe a run's dataset in a line. ``data``: from ``read_data``."""
+    """Describe a run's dataset in a line. ``data``: the result of ``read_data``."""
     train = f"{units.count(part.rows_train)} train"
     if part.rows_validation is not None:
         train += f", {units.count(part.rows_validation)} validation"
@@ -212,7 +212,7 @@ def data_words(part: IngestPart, data: Mapping[str, Any]) -> str:
 
 def quarantine_table(quarantine: Mapping[str, Any]) -> PageTable:
     """Tabulate reasons and their rows, the most common first."""
-    # They already are in that order in the dataset's record.
+    # The dataset's record lists them in that order already.
     rows = []
     for reason, count in islice(quarantine["reasons"].items(), MOST_REASONS):
         rows.append((reason, units.count(count), units.percent(count / quarantine["rows"])))
@@ -230,7 +230,7 @@ def features_table(data: Mapping[str, Any]) -> PageTable:
         feature = profile[kind][name]
         mean = distinct = units.ABSENT
         if kind == "dense":
-            # Numbers are counted in buckets of a sketch, which are fewer than the values, so no count is shown.
+            # Numbers are counted in buckets of a sketch, of which there are fewer than values, so no count is shown.
             mean = units.short(feature.get("mean"))
         else:
             distinct = units.count(distribution.get(name, {}).get("distinct"))
@@ -244,7 +244,7 @@ def features_table(data: Mapping[str, Any]) -> PageTable:
 
 
 def phase_lines(train: TrainPart) -> list[str]:
-    """Return lines for the end of a run: step, phases and memory, as ``measured (predicted)``."""
+    """Return the lines for the end of a run: step, phases and memory, as ``measured (predicted)``."""
     lines = []
     if train.step is not None:
         lines.append(f"step {_ms(train.step, ' predicted')}")
@@ -253,7 +253,7 @@ def phase_lines(train: TrainPart) -> list[str]:
         lines.append(f"of it {', '.join(phases)}")
     if memory := train.memory:
         line = f"memory for training {units.size(memory.measured_bytes)} on the fullest rank"
-        # Plans predict it only where they reserve memory for training.
+        # Plans predict memory only if they reserve it for training.
         if units.known(memory.predicted_bytes):
             line += f" ({units.size(memory.predicted_bytes)} predicted)"
         lines.append(line)
@@ -263,7 +263,7 @@ def phase_lines(train: TrainPart) -> list[str]:
 def phases_table(train: TrainPart) -> PageTable:
     """Tabulate the phases of a step, then the whole step and the memory; no rows if nothing was measured."""
     phases = train.phases or {}
-    # A bar is full at the longest phase. The whole step has no bar.
+    # The longest phase has a full bar. The whole step has no bar.
     longest = 0.0
     for part in phases.values():
         longest = max(longest, part.measured_ms, part.predicted_ms or 0.0)
@@ -298,7 +298,7 @@ def prediction_table(part: PredictionPart | None) -> PageTable:
 
 
 def prediction_words(part: PredictionPart | None) -> str:
-    """Say which seal the run was compared with, or why it was not; "" where none was sealed."""
+    """Say which seal the run was compared with, or why it was not; "" if none was sealed."""
     if part is None:
         return ""
     text = f"Sealed before the run in {part.sealed}, SHA-256 {part.sha256}"

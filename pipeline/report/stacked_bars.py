@@ -13,14 +13,14 @@ from pipeline.report.page import Figure
 
 MOST_ROWS = 8
 MOST_HOVERS = 256
-# Width of a row's picture.
+# Width of a row's drawing, in the units of its viewBox.
 UNITS = 1000
 RANKS = "rank"
 
 
 @dataclass(frozen=True, kw_only=True)
 class BarSeries:
-    """One colour of every bar. ``values``: by rank. ``colour``: the number of a class in the style sheet."""
+    """One colour of every bar. ``values``: one per rank. ``colour``: the number of a class in the style sheet."""
 
     name: str
     values: Sequence[float]
@@ -31,8 +31,8 @@ class BarSeries:
 class StackedBars:
     """Bars: ``series`` from the bottom up, with a ``limit`` (0: none) called ``limit_name``.
 
-    ``show`` formats a value. The axis shows values divided by ``scale``, in ``unit``. ``names``: of the bars, where
-    they are no ranks; as many rows as there are bars then.
+    ``show`` formats a value. The axis shows values divided by ``scale``, in ``unit``. ``names``: names of the bars if
+    they are not ranks; each bar then has its own row.
     """
 
     title: str
@@ -64,7 +64,7 @@ class StackedBars:
     def span(self) -> str:
         totals = self.totals
         low, high = self.show(min(totals)), self.show(max(totals))
-        # Compared as text, since values may differ only in digits that are not shown.
+        # Compare as text, since values may differ only in digits that are not shown.
         return low if low == high else f"{low} to {high}"
 
     def words(self, rank: int) -> str:
@@ -81,7 +81,7 @@ class StackedBars:
         """Draw rows with figures for up to MOST_ROWS ranks, else a plot over ranks."""
         if not self.names and self.ranks > MOST_ROWS:
             return Figure(self.title, f"{self.unit}, {self.span}", _plot(self))
-        # All rows have one scale, so that the lengths of bars can be compared.
+        # All rows share one scale, so that the lengths of bars can be compared.
         top = self.top or 1.0
         rows = []
         for rank, total in enumerate(self.totals):
@@ -109,7 +109,7 @@ def _row(bars: StackedBars, rank: int, total: float, top: float) -> Markup:
 
 
 def _plot(bars: StackedBars) -> Markup:
-    # Vertical bars side by side, one path per series, so that a thousand ranks are a small file.
+    # Draw vertical bars side by side, with one path per series, so that a thousand ranks fit into a small file.
     x, y = svg.Axis(title=RANKS, whole=True), svg.Axis(title=bars.unit, from_zero=True)
     x_ticks = [tick for tick in svg.ticks(0, bars.ranks - 1, about=6, whole=True) if tick < bars.ranks]
     frame = svg.Frame(x, y, x_ticks, svg.ticks(0.0, bars.top / bars.scale), -0.5, bars.ranks - 0.5)
@@ -130,7 +130,7 @@ def _plot(bars: StackedBars) -> Markup:
         limit = svg.ReferenceLine(bars.limit / bars.scale, f"{bars.limit_name} {bars.show(bars.limit)}")
         body += svg.reference_lines(frame, [limit])
     if bars.ranks <= MOST_HOVERS:
-        # Invisible columns whose tooltips show their figures.
+        # Draw invisible columns whose tooltips show their figures.
         size = {"y": svg.TOP, "width": f"{width:.2f}", "height": svg.BOTTOM - svg.TOP}
         for rank in range(bars.ranks):
             left = f"{frame.x(rank) - width / 2:.2f}"

@@ -18,7 +18,7 @@ from pipeline.records.result import (
 from pipeline.report.run_tables import phase_lines
 from pipeline.report.summary import doubts, reachable_gain, short_path
 
-MAX_WARNINGS = 5  # of the ingest stage, in the table at the end of a run
+MAX_WARNINGS = 5  # warnings of the ingest stage in the table at the end of a run
 TIERS = ("hbm", "ddr", "ssd")
 
 
@@ -40,7 +40,7 @@ def ingest_lines(part: IngestPart) -> list[str]:
         reasons = []
         for kind, count in part.reasons.items():
             reasons.append(f"{kind} ({units.count(count)})")
-        # The record has the most frequent reasons only.
+        # The record has only the most frequent reasons.
         others = (part.rows_quarantined or 0) - sum(part.reasons.values())
         if others > 0:
             reasons.append(f"others ({units.count(others)})")
@@ -77,7 +77,7 @@ def plan_lines(part: PlanPart) -> list[str]:
     kinds = Counter(f"{table.sharding} in {table.tier}" for table in tables.values())
     count = "no tables"
     if kinds:
-        # The most frequent kind first; equally frequent ones in the order of the plan.
+        # Show the most frequent kind first, and equally frequent ones in the order of the plan.
         shares = ", ".join(f"{number} {kind}" for kind, number in kinds.most_common())
         count = f"{units.plural(len(tables), 'table')}: {shares}"
     sizes = []
@@ -129,7 +129,7 @@ def _samples_lines(part: TrainPart) -> list[str]:
     whole = f"{units.count(samples)} samples in {units.plural(steps, 'step')}"
     if not resumed or not units.known(samples) or not units.known(steps):
         return [f"{whole}, {time}"]
-    # Seconds and rates of a resumed training are those of its last session.
+    # Seconds and rates of a resumed training cover only the steps since it last resumed.
     whole += f" in all, resumed after step {units.count(resumed.step)}"
     if resumed.planned:
         whole += f", with the rates of {units.count(resumed.planned)} planned steps until then"
@@ -224,7 +224,7 @@ def train_facts(part: TrainPart, saved: CheckpointPart) -> list[tuple[str, str]]
 
 
 def evaluation_lines(part: Evaluation) -> list[str]:
-    """Describe the metrics, and how near they are to the best that can be reached."""
+    """Describe the metrics, and how near they are to the best possible ones."""
     lines = [
         f"NE {units.decimal(part.ne, 5)}   AUC {units.decimal(part.auc, 5)}   "
         f"log loss {units.decimal(part.logloss, 5)}   calibration {units.decimal(part.calibration)}"
@@ -243,7 +243,7 @@ def evaluation_lines(part: Evaluation) -> list[str]:
     for doubt in doubts(part):
         lines.append(f"warning: {doubt}")
     for name, task in (part.tasks or {}).items():
-        # Which of these a further task has depends on its kind.
+        # A task's kind decides which of these figures it has.
         named = {"NE": task.ne, "AUC": task.auc, "RMSE": task.rmse, "unexplained": task.unexplained}
         figures = [f"{title} {units.decimal(value, 5)}" for title, value in named.items() if units.known(value)]
         if units.known(task.calibration):

@@ -24,21 +24,21 @@ from pipeline.report.svg import BOTTOM, LEFT, RIGHT, TOP, WIDTH, Axis, Frame, Pl
 from pipeline.specs import STAGES
 
 STORE_PAGE = "index.html"
-# Of the plots over nights, for the legend; their points are those of a model.
+# Curves of the plots over nights, for the legend; the points come from each model.
 CURVES = (
     PlotCurve("candidate, with its 95% interval", 0, ()),
     PlotCurve("incumbent", 3, ()),
     PlotCurve("baseline, on the first night", 5, ()),
 )
-# What else the plots show, by the outcome of a night that shows it.
+# Legends of further marks, by the outcome of the night that shows them.
 MARKS = {HELD: "Rings on the curve: nights that the gate held.", FAILED: "Strokes below: failed nights."}
 TOOLTIPS = "Point at a night for its figures; they are in the table of nights, too."
-# Share of the bar of versions from which a version has room for its number.
+# A version's number is shown if the version fills at least this share of the bar.
 LEAST_NAMED = 0.06
-# Of what served, the newest rows; all of it is in the bar.
+# Newest rows of the list of versions that served; the bar shows all of them.
 MOST_SERVED = 12
 MOST_REASON = 240
-# A time axis shows days up to so many days, else months.
+# A time axis shows days up to this number of days, and months beyond it.
 MOST_DAYS = 62
 DAY_SECONDS = 86_400.0
 _PILLS = {PUBLISHED: "PASS", HELD: "HOLD", FAILED: "failed"}
@@ -110,11 +110,11 @@ def nights_listing(overview: StoreOverview) -> str:
 def _model(
     name: str, nights: Sequence[NightLine], served: Sequence[ServedVersion], budget: SpentBudget | None, now: float
 ) -> dict[str, Any]:
-    # What the template shows of a model; ``nights`` oldest first.
+    # Collect what the template shows of a model; ``nights`` are sorted oldest first.
     older = ""
     if len(served) > MOST_SERVED:
         older = f"And {units.plural(len(served) - MOST_SERVED, 'earlier change')}, in the bar."
-    # Only the marks that occur in the plots of this model are explained.
+    # Explain only the marks that occur in the plots of this model.
     outcomes = {night.outcome for night in nights}
     marks = [words for outcome, words in MARKS.items() if outcome in outcomes]
     return {
@@ -138,7 +138,7 @@ def _cards(
     cards = []
     if served:
         current = served[-1]
-        # The number tells a version; its key would not fit.
+        # The number identifies a version; its key would not fit.
         number = current.version.partition("-")[0]
         cards.append(("Serves now", number, f"{current.version}, since {_utc(current.since)}"))
     if budget is not None:
@@ -151,7 +151,7 @@ def _cards(
     amounts = dict[str, list[float]]()
     for night in nights:
         outcomes[night.outcome] += 1
-        # The newest night of each outcome, since ``nights`` are oldest first.
+        # ``nights`` are sorted oldest first, so this keeps the newest night of each outcome.
         last[night.outcome] = night.date
         if night.ne is not None:
             judged.append(night)
@@ -174,7 +174,7 @@ def _cards(
         cards.append(("Calibration", calibration, "predicted / observed clicks"))
     if times:
         median = statistics.median(times)
-        # Seconds beside minutes would not fit.
+        # Minutes and seconds together would not fit.
         took = f"{median / 60:.0f} min" if 60 <= median < 3600 else units.duration(median)
         cards.append(("Time of a night", took, f"median of the stages; {_span(sum(times))} in all"))
     for currency, of_nights in amounts.items():
@@ -206,7 +206,7 @@ def _minutes(night: NightLine) -> Interval | None:
 
 
 def _plot(nights: Sequence[NightLine], title: str, unit: str, curves: Sequence[Figures]) -> list[Figure]:
-    # The first of ``curves`` is the candidate's: it has a band, the marks of the verdicts and the tooltips.
+    # The first of ``curves`` is the candidate's, which has a band, the marks of the verdicts and the tooltips.
     points: list[list[tuple[float, Interval]]] = []
     edges: list[float] = []
     for curve in curves:
@@ -228,9 +228,9 @@ def _plot(nights: Sequence[NightLine], title: str, unit: str, curves: Sequence[F
         for day, value in candidate:
             upper.append((day, value.high))
             lower.append((day, value.low))
-        # The outline runs along the upper ends, and back along the lower ones.
+        # The outline runs along the upper ends and back along the lower ones.
         body.append(tag("path", class_="band", d=f"{frame.path([*upper, *reversed(lower)])} Z"))
-    # The candidate's curve is drawn last, so that it lies above the others.
+    # Draw the candidate's curve last, so that it lies above the others.
     for series, found in reversed(list(zip(CURVES, points, strict=False))):
         line = [(day, value.point) for day, value in found]
         if len(line) > 1:
@@ -242,7 +242,7 @@ def _plot(nights: Sequence[NightLine], title: str, unit: str, curves: Sequence[F
 
 
 def _frame(nights: Sequence[NightLine], values: Sequence[float], title: str) -> Frame:
-    # Around all nights, so that the plots of a model stand on one axis.
+    # The frame covers all nights, so that the plots of a model share one axis.
     first, last = date.fromordinal(_day(nights[0])), date.fromordinal(_day(nights[-1]))
     days = (last - first).days
     if days <= MOST_DAYS:
@@ -269,7 +269,7 @@ def _frame(nights: Sequence[NightLine], values: Sequence[float], title: str) -> 
 
 
 def _marks(frame: Frame, nights: Sequence[NightLine], curves: Sequence[Figures]) -> list[Markup]:
-    # Verdicts that are no publication, and for every night an invisible column whose tooltip has the figures.
+    # Mark verdicts that did not publish, and draw for every night an invisible column whose tooltip has the figures.
     names = ("", "incumbent ", "baseline ")
     out = []
     width = max((WIDTH - LEFT - RIGHT) / (frame.x_high - frame.x_low), 0.5)
@@ -293,7 +293,7 @@ def _marks(frame: Frame, nights: Sequence[NightLine], curves: Sequence[Figures])
 
 
 def _served_bar(served: Sequence[ServedVersion], now: float) -> Markup:
-    # A stretch of time for each version, the newest on the right.
+    # Draw a stretch of time for each version, the newest on the right.
     if not served:
         return Markup("")
     begin = served[0].since
@@ -306,7 +306,7 @@ def _served_bar(served: Sequence[ServedVersion], now: float) -> Markup:
         if span.until:
             until = f"to {_utc(span.until)}"
         words = tag("title", f"{span.version}: {_utc(span.since)} {until}")
-        # Two colours in turn, so that neighbours differ.
+        # Alternate between two colours, so that neighbours differ.
         parts.append(tag("rect", words, class_=f"c{place % 2}", **size))
     label = f"{units.plural(len(served), 'version')} served since {_utc(begin)}; now {served[-1].version}"
     attributes = {"viewBox": "0 0 1000 26", "preserveAspectRatio": "none", "role": "img", "aria_label": label}
@@ -314,7 +314,7 @@ def _served_bar(served: Sequence[ServedVersion], now: float) -> Markup:
 
 
 def _served_names(served: Sequence[ServedVersion], now: float) -> list[tuple[str, str]]:
-    # Under each stretch of the bar its share, and the number of its version where there is room for one.
+    # Return the share of each stretch of the bar, and the number of its version if there is room for it.
     names = []
     for span in served:
         share = (min(span.until or now, now) - span.since) / max(now - served[0].since, 1.0)
@@ -348,7 +348,7 @@ def _nights_table(nights: Sequence[NightLine]) -> PageTable:
             _link(pages.get("night"), night.date),
             pill(_PILLS.get(night.outcome, "idle"), night.outcome),
         ]
-        # The first reason: the others are in the row's tooltip, and on the page of the night.
+        # Show the first reason; the row's tooltip and the page of the night have the others.
         reason = units.ABSENT
         if night.reasons:
             reason = units.printable(night.reasons[0], MOST_REASON)
@@ -359,7 +359,7 @@ def _nights_table(nights: Sequence[NightLine]) -> PageTable:
         if night.ne_change is not None:
             change = tag("span", f"{night.ne_change.point:+.2%}", title=_signed(night.ne_change))
         cells += [change, units.decimal(_point(night.calibration), 3), units.count(night.rows)]
-        # Unknown where no stage has a time, which 0 seconds would not say.
+        # The time is unknown if no stage has one; 0 seconds would not say so.
         took = units.duration(sum(seconds.values())) if seconds else units.ABSENT
         cells.append(tag("div", took, _stages_bar(seconds, longest)))
         if priced:
@@ -375,7 +375,7 @@ def _nights_table(nights: Sequence[NightLine]) -> PageTable:
 
 
 def _stages_bar(seconds: dict[str, float], longest: float) -> Markup:
-    # As long as its share of the longest night.
+    # The bar's length is the night's share of the longest night.
     parts, left = [], 0.0
     for place, name in enumerate(STAGES.names()):
         width = 1000 * seconds.get(name, 0.0) / longest

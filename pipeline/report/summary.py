@@ -64,8 +64,8 @@ def reachable_gain(figures: Evaluation) -> float | None:
 
 
 def doubts(figures: Evaluation) -> list[str]:
-    """Say why the test rows cannot tell how good the model is; nothing where they can."""
-    # Records of an earlier release lack some of these.
+    """Say why the test rows cannot tell how good the model is; nothing if they can."""
+    # Records of an earlier release lack some of these figures.
     if figures.clicks is None or figures.samples is None or figures.ne is None:
         return []
     hint = "hold out more rows, by data.split.test_share, or by test_days or test_hours where the split is by these"
@@ -90,7 +90,7 @@ def compare(results: Sequence[Result], notes: Sequence[str] | None = None) -> st
         raise ValueError(f"{len(notes)} notes for {len(results)} results")
     width = min(max(len("run"), *(len(result.run) for result in results)), 22)
     all_scores = [result.eval or Evaluation() for result in results]
-    # Runs that were not evaluated have no NE, and that of a diverged training may not be finite.
+    # Runs that were not evaluated have no NE, and the NE of a diverged training may not be finite.
     best = min((scores.ne for scores in all_scores if units.known(scores.ne)), default=None)
     heading = f"{'run':<{width}}  {'status':<8} {'NE':>9} {'AUC':>8} {'log loss':>8} {'samples/s':>10} {'seconds':>8}"
     lines = [heading, "-" * len(heading)]
@@ -163,7 +163,7 @@ def prediction_rows(part: PredictionPart) -> tuple[list[Row], Row, list[Row]]:
     """
 
     def row(name: str, predicted: float, measured: float, text: Callable[[float], str]) -> Row:
-        # There is no relative error of what took no time, such as a skipped stage.
+        # A stage that took no time, such as a skipped one, has no relative error.
         error = predicted / measured - 1 if measured else None
         return name, text(predicted), text(measured), off_by(error)
 
@@ -204,7 +204,7 @@ def first_names(names: Sequence[str], most: int) -> str:
 
 
 def wrapped(name: str, *texts: str) -> list[str]:
-    """Wrap each of ``texts`` to 80 columns. ``name`` stands beside the first line."""
+    """Wrap each of ``texts`` to 80 columns. ``name`` precedes the first line."""
     lines = []
     for text in texts:
         # An empty text is one empty line, so that ``name`` is not lost.

@@ -149,7 +149,7 @@ def wilson(rate: float, rows: int, z: float = 1.96) -> tuple[float, float]:
 
     Args:
         rate: The share, of ``rows`` rows.
-        z: Of a normal distribution; 1.96 covers 95 %.
+        z: A quantile of the normal distribution; 1.96 covers 95 %.
     """
     if rows <= 0:
         return 0.0, 1.0
@@ -167,7 +167,7 @@ def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
     thinned: list[Point] = []
     for index in range(stretches):
         part = points[index * len(points) // stretches : (index + 1) * len(points) // stretches]
-        # A set, since both are the same point where the stretch is level.
+        # Use a set, since both ends are the same point if the stretch is level.
         ends = {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
         thinned += sorted(ends)
     return thinned
@@ -180,12 +180,12 @@ def ticks(low: float, high: float, about: int = 5, whole: bool = False) -> list[
         low, high = low - pad, high + pad
     raw = (high - low) / about
     power = 10.0 ** math.floor(math.log10(raw))
-    # With a tolerance of 0.1 %, since ``raw`` may be just above a round step by rounding.
+    # Allow a tolerance of 0.1 %, since rounding may put ``raw`` just above a round step.
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
     if whole:
         step = max(1.0, step)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    # Multiples and not a running sum, whose rounding errors would show in the labels.
+    # Use multiples instead of a running sum, whose rounding errors would show in the labels.
     return [index * step for index in range(first, last + 1)]
 
 
@@ -286,7 +286,7 @@ def reference_lines(frame: Frame, lines: Sequence[ReferenceLine]) -> list[Markup
         row = frame.y(line.y)
         above = row - 4
         fits = above - last >= NOTE_HEIGHT and above >= TOP + NOTE_HEIGHT
-        # Otherwise below its line, and clear of the previous label.
+        # Otherwise put the label below its line, clear of the previous label.
         last = above if fits else max(row + 11, last + NOTE_HEIGHT)
         out.append(tag("path", class_="reference", d=f"M{LEFT} {row:.1f} H{WIDTH - RIGHT}"))
         out.append(text_at(LEFT + 4, last, line.label, "start", "note"))
@@ -294,7 +294,7 @@ def reference_lines(frame: Frame, lines: Sequence[ReferenceLine]) -> list[Markup
 
 
 def _hovers(frame: Frame, points: Sequence[Point], whose: str = "") -> list[Markup]:
-    # Invisible spots whose tooltips show their values.
+    # Draw invisible spots whose tooltips show their values.
     every = max(1, math.ceil(len(points) / MOST_HOVERS))
     out = []
     for x, y in points[::every]:

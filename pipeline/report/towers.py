@@ -29,11 +29,11 @@ STRATEGIES = {
 }
 
 SIDE, MARGIN, PAD = 440, 74, 14
-# Per side; more features are averaged into as many cells.
+# Cells per side; if there are more features, several share a cell, which shows their mean.
 MOST_CELLS = 96
 MOST_LABELS = 64
 LONGEST = 11
-# Pixels: radius of a point with and without a label, width of a letter.
+# Sizes in pixels: radius of a point with and without a label, width of a letter.
 DOT, SMALL_DOT, LETTER = 8.0, 5.0, 6.2
 
 Matrix = Sequence[Sequence[float]]
@@ -76,7 +76,7 @@ def similarities(towers: Towers) -> tuple[float, float] | None:
                 within.append(evidence.similarity[i][j])
             else:
                 across.append(evidence.similarity[i][j])
-    # No features share a tower where each has its own, and all do where there is one.
+    # No two features share a tower if each has its own, and all do if there is only one tower.
     means = []
     for pairs in (within, across):
         means.append(sum(pairs) / len(pairs) if pairs else float("nan"))
@@ -154,7 +154,7 @@ def _towers(towers: Towers) -> PageTable:
         head.append(LOADS[name])
     rows = []
     for index, tower in enumerate(towers.towers):
-        # With -1 for the world, hosts are listed even where a tower has all of them.
+        # Pass -1 as the world size, so that hosts are listed even if a tower has all of them.
         hosts, count = rank_words(set(tower.hosts), -1), units.count(len(tower.features))
         cells = [with_swatch(index % COLOURS, index), hosts, count]
         for share in loads.values():
@@ -186,7 +186,7 @@ def towers_text(towers: Towers) -> str:
     loads = _load_shares_by_name(towers)
     for index, tower in enumerate(towers.towers):
         names = ", ".join(tower.features)
-        # One name more takes no more room than "and 1 more".
+        # One more name takes no more room than "and 1 more".
         if len(tower.features) > MOST_NAMES + 1:
             names = f"{', '.join(tower.features[:MOST_NAMES])}, and {len(tower.features) - MOST_NAMES} more"
         noun = "hosts" if len(tower.hosts) > 1 else "host"
@@ -197,7 +197,7 @@ def towers_text(towers: Towers) -> str:
         if shares:
             text += f" ({', '.join(shares)})"
         lines += textwrap.wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
-    # Features whose tower follows from a pin or a group, which shows only in the first word of the reason.
+    # Pins and groups decide the tower of some features, which shows only in the first word of the reason.
     pinned = [f"  {name} {why}" for name, why in evidence.reasons.items() if why.startswith(("pinned", "stays"))]
     if len(pinned) > MOST_PINNED:
         pinned[MOST_PINNED:] = [f"  and {len(pinned) - MOST_PINNED} more pinned or grouped"]
@@ -233,14 +233,14 @@ def heat_map(names: Sequence[str], towers: Sequence[int], similarity: Matrix) ->
     count = min(len(order), MOST_CELLS)
     bins, labels = [], []
     for i in range(count):
-        # Bins differ in size by one feature at most. None is empty, as there are no more bins than features.
+        # Bins differ in size by at most one feature. None is empty, as there are no more bins than features.
         inside = order[i * len(order) // count : (i + 1) * len(order) // count]
         label = names[inside[0]]
         if len(inside) > 1:
             label += f" to {names[inside[-1]]}"
         bins.append(inside)
         labels.append(label)
-    # Without the diagonal: features are most similar to themselves, so all other cells would be faint.
+    # Leave out the diagonal: features are most similar to themselves, so all other cells would be faint.
     off_diagonal: list[float] = []
     for i, similar in enumerate(similarity):
         off_diagonal += [*similar[:i], *similar[i + 1 :]]
@@ -257,7 +257,7 @@ def heat_map(names: Sequence[str], towers: Sequence[int], similarity: Matrix) ->
                 if high > low:
                     share = (value - low) / (high - low)
                 body.append(_cell(MARGIN + column * size, MARGIN + row * size, size, share, words))
-    # Lines where one tower ends and the next begins.
+    # Draw lines where one tower ends and the next begins.
     far = MARGIN + SIDE
     for index in range(1, len(bins)):
         if towers[bins[index][0]] != towers[bins[index - 1][0]]:
@@ -270,13 +270,13 @@ def heat_map(names: Sequence[str], towers: Sequence[int], similarity: Matrix) ->
             shown = (_short(names[index]), tag("title", names[index]))
             body.append(tag("text", *shown, x=MARGIN - 5, y=position, text_anchor="end", style=letters))
             body.append(tag("text", *shown, transform=f"translate({position} {MARGIN - 5}) rotate(-90)", style=letters))
-    # The legend: ten steps from the lowest to the highest value.
+    # The legend has ten steps from the lowest to the highest value.
     x, y, step = MARGIN + 40, MARGIN + SIDE + 14, 16
     body.append(tag("text", units.decimal(low, 2), x=x - 6, y=y + 12, text_anchor="end"))
     for i in range(10):
         body.append(_cell(x + i * step, y, step, i / 9, ""))
     body.append(tag("text", units.decimal(high, 2), x=x + 10 * step + 6, y=y + 12))
-    # Without labels their room is cut off.
+    # Without labels, cut off the room for them.
     free = 0 if labelled else MARGIN - PAD
     width, height = MARGIN + SIDE + PAD - free, MARGIN + SIDE + 46 - free
     return drawing(body, "Similarity of every pair of features", (free, free, width, height))
@@ -308,14 +308,14 @@ def tower_map(names: Sequence[str], towers: Sequence[int], placement: Matrix) ->
 
 
 def _cell(x: float, y: float, size: float, share: float, words: str) -> Markup:
-    # A square, from faint (``share`` 0) to strong (1).
+    # Draw a square, from faint (``share`` 0) to strong (1).
     box = {"x": f"{x:.2f}", "y": f"{y:.2f}", "width": f"{size:.2f}", "height": f"{size:.2f}"}
     opacity = f"{0.04 + 0.96 * min(max(share, 0.0), 1.0):.2f}"
     return tag("rect", tag("title", words), class_="cell", **box, fill_opacity=opacity)
 
 
 def _spot_label(text: str, x: float, y: float, width: float, taken: list[Box]) -> list[Markup]:
-    # ``text`` beside a point, where nothing else is; nothing if there is no room.
+    # Put ``text`` beside a point if there is room, else nothing.
     long = LETTER * len(text)
     gap = DOT + 3
     for left, base, anchor in (

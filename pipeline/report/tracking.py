@@ -1,6 +1,6 @@
-"""A run's trackers: a thread of the launcher reads the run's records from the store and tells them.
+"""A run's trackers: a thread of the launcher reads the run's records from the store and passes them on.
 
-So training never waits for a tracker, ranks need no access to one, and a tracker that was away is told all the same.
+So training never waits for a tracker, ranks need no access to one, and a tracker that was away still gets everything.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from pipeline.specs import TRACKERS
 from pipeline.specs.tracker import RunTracking, Served, ServedVersion, Tracker
 from pipeline.store.artifacts import Store
 
-# In which trackers are told of the end; nobody waits longer for them.
+# Time limits for reporting the end of a run to trackers.
 END_SECONDS, INTERRUPTED_SECONDS = 30.0, 5.0
 log = logging.getLogger(__name__)
 
 
 @contextmanager
 def followed(config: Config, store: Store, clock: Clock = CLOCK) -> Iterator[None]:
-    """Tell the trackers of ``track.to`` of the run while the context lasts, and of its result at the end.
+    """Report the run to the trackers of ``track.to`` while the context lasts, and its result at the end.
 
-    A run that was interrupted goes on some day: its trackers are told of its records alone. A run that another launcher
-    has taken over is that one's to tell. Trackers, or a store, that do not answer delay the end by ``END_SECONDS``.
+    An interrupted run may continue later, so its trackers get only its records. A run that another launcher has taken
+    over is reported by that launcher. Trackers, or a store, that do not answer delay the end by ``END_SECONDS``.
     """
     track, run = config.track, str(config.run)
     trackers = {name: TRACKERS.get(name).run(track, store, run, config.model_name) for name in track.to}
@@ -82,12 +82,12 @@ def settings_of(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tell_night(track: TrackConfig, store: Store, record: NightRecord) -> None:
-    """Tell the trackers of a night's outcome; what one raises is logged."""
+    """Report a night's outcome to the trackers; what one raises is logged."""
     _tell_all(track, "the night", lambda tracker: tracker.night(track, store, record))
 
 
 def tell_serving(track: TrackConfig, store: Store, model: str) -> None:
-    """Tell the trackers which versions of ``model`` have served and which one serves; what one raises is logged."""
+    """Report to the trackers which versions of ``model`` served and which one serves; what one raises is logged."""
 
     def tell(tracker: Tracker) -> None:
         if (served := versions_served(store, model)) is not None:
@@ -97,7 +97,7 @@ def tell_serving(track: TrackConfig, store: Store, model: str) -> None:
 
 
 def versions_served(store: Store, model: str) -> Served | None:
-    """Read ``current.json`` of ``model``; None where nothing was published. Removed versions are left out."""
+    """Read ``current.json`` of ``model``; None if nothing was published. Removed versions are left out."""
     path = f"models/{model}/current.json"
     if not store.exists(path):
         return None
@@ -122,13 +122,13 @@ def _tell_all(track: TrackConfig, what: str, call: Callable[[Tracker], None]) ->
     for name in track.to:
         try:
             call(TRACKERS.get(name))
-        # Whatever another program's library raises: a tracker that is away must not fail the night.
+        # Another program's library may raise anything, and a tracker that is away must not fail the night.
         except Exception as error:
             log.warning("%s was not told of %s: %s: %s", name, what, type(error).__name__, error)
 
 
 class _RecordFollower:
-    """Reads the records of a run and passes them on; each tracker's trouble is logged once until it is over."""
+    """Reads the records of a run and passes them on; each tracker's failure is logged once until it is over."""
 
     def __init__(self, store: Store, run: str, trackers: Mapping[str, RunTracking]) -> None:
         self.store, self.run, self.trackers = store, run, trackers
@@ -139,7 +139,7 @@ class _RecordFollower:
         try:
             norms = {record["step"]: record["norms"] for record in read_records(self.store, self.run, NORMS)}
             records = read_records(self.store, self.run)
-        # The store may be away; the next time reads everything.
+        # The store may be away; the next call reads everything.
         except Exception as error:
             log.debug("the run's records cannot be read: %s", error)
             return
@@ -153,7 +153,7 @@ class _RecordFollower:
         path = f"{run_directory(self.run)}/{Result.FILE}"
         try:
             result = read(Result, self.store, path)
-        # The run ended without one, or the store is away.
+        # The run ended without a result, or the store is away.
         except Exception as error:
             log.debug("the run's result cannot be read: %s", error)
             return
@@ -165,7 +165,7 @@ class _RecordFollower:
             try:
                 call(tracking)
                 self.silent.discard(name)
-            # Whatever another program's library raises.
+            # Another program's library may raise anything.
             except Exception as error:
                 if name not in self.silent:
                     log.warning("%s is not told of this run: %s: %s", name, type(error).__name__, error)

@@ -43,23 +43,23 @@ from pipeline.store.artifacts import Store
 from pipeline.store.removal import remove
 
 QUALITY = "quality.json"
-# Settings that are no suspects, besides those that differ every night: they allow something, say who publishes, or
-# where the log is: at its former place there are other rows. Each ends with a dot, as do the paths compared with it.
+# Settings that are no suspects, besides those that differ every night: they permit something, say who publishes, or
+# name the log, whose former place has other rows. Each ends with a dot, as do the paths compared with it.
 _NO_SUSPECTS = (
     *("checkpoint.allow.", "publish.model.", "publish.judge_beside.", "data.name.", "data.aside."),
     *("data.path.", "data.format.", "data.options.", "data.snapshot.", "data.messages."),
 )
-# A feature with the values of other rows misleads by twice of what is lost without it. So without it half of the rise
-# of the incumbent's NE is gone; half of that is enough to name it.
+# A feature with the values of other rows costs twice what is lost without it. So leaving it out removes half of the
+# rise of the incumbent's NE; half of that is enough to name the feature.
 MISLEADS = 0.25
 OTHER_ROWS = "it was judged on other test rows, so its verdict proves nothing"
-Run = Callable[[Config], int]  # a whole run; returns its exit code
+Run = Callable[[Config], int]  # runs all stages and returns the exit code
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldRun:
-    """A run that the gate held: its records, what it started from, its settings, those of ``base`` and what differs."""
+    """A run that the gate held: its records, its base, its settings, those of ``base`` and the changes."""
 
     name: str
     config: Config
@@ -74,19 +74,19 @@ class HeldRun:
 def bisect_run(store: Store, name: str, run: Run, limit: int, deadline: datetime | None = None) -> BisectRecord:
     """Find what spoilt run ``name``, and record it.
 
-    Each suspect is tried by a training, those that speak for themselves without one. Where no training is left, only
-    the latter are tried. Several settings or features that are suspected together are tried together, and then by
-    halves. ``bisect.json`` of the run is written after each of them, and the page of a night names the culprit.
+    Each suspect is tried by a training, or without one if the records suffice. When no training is left, only suspects
+    of the second kind are tried. Several settings or features that are suspected together are tried together, and then
+    by halves. ``bisect.json`` of the run is written after each of them, and the page of a night names the culprit.
 
     Args:
         run: Does a whole run.
         limit: The largest number of trainings.
-        deadline: None begins that would not end before it, if it takes as long as the held run; None: no deadline.
+        deadline: No training begins that would end after it, if it takes as long as the held run; None: no deadline.
 
     Raises:
         ConfigError: The gate did not hold that run, or it had no incumbent.
         ArtifactError: The run or what it started from is gone.
-        DataError: Its logs have changed since, so that a replay would train on other rows.
+        DataError: The run's logs have changed since, so that a replay would train on other rows.
         LaunchError: Another process searches for what spoilt it.
         Interrupted: A signal ended a replay. What was found is recorded.
         NightjarError: A replay failed, with its exit code. What was found is recorded.
@@ -105,7 +105,7 @@ def bisect_run(store: Store, name: str, run: Run, limit: int, deadline: datetime
                 culprit = search.try_suspect(suspect)
             elif suspect.kind == LIMITS:
                 culprit = _judged_by_former_limits(held, suspect)
-            # The rows of the day are what remains, so they are named only if everything else was tried.
+            # Rows of the day that explain no known share of the loss are named only if every other suspect was tried.
             elif suspect.kind != ROWS or suspect.explained is not None or not search.untold:
                 culprit = _named_by_signs(held, suspect)
             if culprit is not None:
@@ -165,7 +165,7 @@ def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
     """
     changed: dict[str, list[Any]] = {}
     for path in config_changes(then, now):
-        keys = set(keys_of(path)) - {"plan"}  # where tables lie changes no number
+        keys = set(keys_of(path)) - {"plan"}  # where tables lie changes no result
         if keys and not is_expected(path) and not f"{path}.".startswith(_NO_SUSPECTS):
             unit, values = _changed_unit(path, then, now)
             changed[unit] = values
@@ -173,7 +173,7 @@ def changed_settings(then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[st
 
 
 def _changed_unit(path: str, then: Any, now: Any) -> tuple[str, list[Any]]:
-    # The setting, or the first entry or group on the way to it that only one of both has; with its two values.
+    # Return the setting, or the first entry or group on its path that only one side has, with both values.
     parts = path.split(".")
     if parts[0] == "model" and then["model"].get("name") != now["model"].get("name"):
         parts = ["model"]
@@ -183,7 +183,7 @@ def _changed_unit(path: str, then: Any, now: Any) -> tuple[str, list[Any]]:
         then, now = then.get(part), now.get(part)
         if not isinstance(then, Mapping) or not isinstance(now, Mapping):
             break
-    # Of an entry or group its name, if it has one, or that it is set.
+    # Show an entry or group by its name, or as "set" if it has none.
     values = [value.get("name", "set") if isinstance(value, Mapping) else value for value in (then, now)]
     return ".".join(unit), values
 
@@ -212,7 +212,7 @@ def _read_signs(store: Store, held: HeldRun) -> Signs:
 
 
 class _Search:
-    """The replays of a held run, and their record so far. ``untold``: what is not known, and why."""
+    """The replays of a held run, and their record so far. ``untold``: what is unknown, and why."""
 
     def __init__(self, store: Store, held: HeldRun, run: Run, limit: int, deadline: datetime | None) -> None:
         self.store, self.held, self.run, self.limit, self.deadline = store, held, run, limit, deadline
@@ -229,7 +229,7 @@ class _Search:
         )
 
     def _refusal(self) -> str:
-        # Why no further replay may begin; "" where one may.
+        # Return why no further replay may begin, or "" if one may.
         if len(self.record.replays) >= self.limit:
             return f"the limit of {self.limit} replays was reached"
         if self.deadline is not None and time.time() + self.held.result.seconds > self.deadline.timestamp():
@@ -242,7 +242,7 @@ class _Search:
         self.store.write_json(f"{run_directory(self.held.name)}/{BisectRecord.FILE}", self.record.to_json())
 
     def try_suspect(self, suspect: Suspect) -> Culprit | None:
-        """Replay without all that is suspected, then with halves of it; None where that does not help."""
+        """Replay without everything suspected, then with halves of it; None if that does not help."""
         if refusal := self._refusal():
             self.untold.append(f"{refusal} before {suspect.title}")
             return None
@@ -251,9 +251,9 @@ class _Search:
             self.untold.append(f"{suspect.title} cannot be told: {shown.message or OTHER_ROWS}")
         if not self._shows(suspect, shown):
             return None
-        # A half that only takes away some of the loss is not all that spoilt it, if the gate passes without the whole.
+        # If the gate passes without the whole group, a half that only recovers part of the loss is not the whole cause.
         names, whole_passes = suspect.names, self._passes(shown)
-        # Of features that carry nothing, each was measured by itself; any half would do no harm.
+        # Features that carry nothing were each measured separately, and leaving out any half of them would do no harm.
         while len(names) > 1 and not self._refusal() and suspect.explained is None:
             half, rest = names[: len(names) // 2], names[len(names) // 2 :]
             tried = self._replay(suspect.kind, half)
@@ -261,15 +261,15 @@ class _Search:
                 names, shown = half, tried
             elif tried.verdict is not None and tried.same_rows:
                 names = rest
-            else:  # these settings do not go without the others, which says nothing
+            else:  # these settings do not compose without the others, which says nothing
                 break
         if names != shown.names and not self._refusal():
             confirmed = self._replay(suspect.kind, names)
             if self._passes(confirmed) or (not whole_passes and self._shows(suspect, confirmed)):
                 shown = confirmed
-            else:  # they spoil it together only
+            else:  # they spoil it only together
                 names = shown.names
-        # What no replay has confirmed is not named alone.
+        # Do not name alone what no replay has confirmed.
         return self._name(suspect, shown, likely=names)
 
     def _replay(self, kind: str, names: Sequence[str]) -> Replay:
@@ -279,7 +279,7 @@ class _Search:
         log.info("bisect     replay %d of at most %d: %s %s", number, self.limit, what, ", ".join(names))
         started = time.monotonic()
         try:
-            # A dataset is found by the fingerprint of its log, and of the rows that other days kept for it.
+            # A dataset is found by the fingerprint of its log and of the rows that other days kept for it.
             made, now = self.held.result.artifact("ingest"), _dataset_of(self.held.config, self.store)
             if made != now:
                 raise DataError(
@@ -317,13 +317,14 @@ class _Search:
         return replay
 
     def _config(self, replay: Replay) -> tuple[Config, str]:
-        # What the replay runs, and the dataset that it makes if the logs stay as they are.
+        # Return what the replay runs, and the dataset that it makes if the logs stay as they are.
         config = self.held.config
         if replay.kind == SETTINGS:
             config = _with_former(self.held, replay.names)
         data = config.data
         if replay.kind == FEATURES:
-            checks = replace(data.checks, hold=DriftLimits())  # they are missing, which would hold the day
+            # The features that are left out count as missing, which would hold the day.
+            checks = replace(data.checks, hold=DriftLimits())
             data = replace(data, leave_out=[*data.leave_out, *replay.names], checks=checks)
         config = replace(
             config,
@@ -335,7 +336,7 @@ class _Search:
             publish=replace(config.publish, judge_beside=self.held.base.version),
             track=TrackConfig(),
         )
-        # Another dataset must not take the place of the day's; that of the day is not made again.
+        # Another dataset must not take the place of the day's dataset, which is not made again.
         dataset = _dataset_of(config, self.store)
         if dataset != self.held.result.artifact("ingest"):
             config = replace(config, data=replace(data, aside=True))
@@ -343,7 +344,8 @@ class _Search:
         return config, dataset
 
     def _judged(self, replay: Replay, code: int, dataset: str) -> Replay:
-        # With what the gate says of it. Its version is of no use then, and would only stand among those of the model.
+        # Record what the gate says of the replay. Its version is then useless, and would only clutter the model's
+        # list of versions.
         result = read(Result, self.store, f"{run_directory(replay.run)}/{Result.FILE}")
         if code == ConfigError.exit_code and result.error is not None:
             return replace(replay, message=result.error.message)
@@ -360,7 +362,7 @@ class _Search:
         gate = read(GateRecord, self.store, f"{result.artifact('publish')}/{GATE}")
         config = self.held.config
         change = ne_change(self.store, self.held.name, replay.run, gate=config.gate, seed=config.seed)
-        # Where predictions are gone, the incumbent tells, which is the same in both; without a feature it is worse.
+        # If predictions are gone, compare the incumbent, which is the same in both. It gets worse without a feature.
         held = self.held.gate
         same = (gate.rows, gate.clicks) == (held.rows, held.clicks)
         same = change is not None or (same and (replay.kind == FEATURES or gate.incumbent == held.incumbent))
@@ -380,7 +382,7 @@ class _Search:
             return False
         if replay.kind != FEATURES or limit is None or former is None:
             return True
-        # Without the feature the incumbent is worse, too: the limit is what it reaches with it.
+        # The incumbent gets worse without the feature as well, so the limit refers to its NE with the feature.
         return replay.ne is not None and replay.ne <= former * (1 + limit)
 
     def _shows(self, suspect: Suspect, replay: Replay) -> bool:
@@ -395,22 +397,22 @@ class _Search:
             return True
         if suspect.kind != FEATURES or suspect.explained is None:
             return replay.explained is not None and replay.explained >= HALF and change.high < 0
-        # The feature carries nothing, which explains the loss, if the model is as good without it. One that died in
-        # most rows still carries something.
+        # The feature carries nothing, and thus explains the loss, if the model is as good without it. A feature that
+        # died in most rows still carries something.
         little = replay.explained is not None and replay.explained >= -DEAD
         if not (change.low <= 0 or little):
             return False
         former = self.held.gate.former
         if replay.incumbent is None or former is None or former.importance is None:
             return True
-        # The incumbent, too, must have lost no more than they carried when it was published. Where the labels are
-        # wrong, it has.
+        # The incumbent must not have lost more than these features carried when it was published. If the labels are
+        # wrong, it has lost more.
         carried = sum(former.importance[name].rise for name in replay.names if name in former.importance)
         return replay.incumbent.low <= former.ne + carried
 
     def _regained(self, replay: Replay) -> float:
-        # The share of the rise of the incumbent's own NE since it was published that is gone without the features. The
-        # model of the night has learnt to live with wrong values; the incumbent has not.
+        # Return the share of the rise of the incumbent's NE since it was published that is gone without the features.
+        # The night's model has learnt to live with wrong values; the incumbent has not.
         now, former = self.held.gate.incumbent, self.held.gate.former
         if replay.incumbent is None or now is None or former is None or now.ne.point <= former.ne:
             return 0.0
@@ -449,7 +451,7 @@ class _Search:
 
 
 def _with_former(held: HeldRun, names: Sequence[str]) -> Config:
-    # The settings of the held run, those of ``names`` changed back.
+    # Return the settings of the held run with those of ``names`` changed back.
     import yaml
 
     from pipeline.config.compose import from_yaml
@@ -472,7 +474,7 @@ def _dataset_of(config: Config, store: Store) -> str:
 
 
 def _judged_by_former_limits(held: HeldRun, suspect: Suspect) -> Culprit | None:
-    # The same figures under the former limits.
+    # Judge the same figures by the former limits.
     if not would_pass(held.gate, held.config.gate, _with_former(held, suspect.names).gate):
         return None
     changes = "; ".join(describe_setting(name, held.changed[name]) for name in suspect.names)
@@ -482,8 +484,8 @@ def _judged_by_former_limits(held: HeldRun, suspect: Suspect) -> Culprit | None:
 
 
 def _named_by_signs(held: HeldRun, suspect: Suspect) -> Culprit:
-    # The labels, on which the incumbent itself is judged, or the rows of the day, without which the candidate is the
-    # incumbent: both are controls that no training is needed for.
+    # Labels judge the incumbent itself, and without the rows of the day the candidate is the incumbent. Both are
+    # controls that need no training.
     day, *slices = suspect.names
     where = f" with {', '.join(slices)}" if slices else ""
     if suspect.kind == LABELS:

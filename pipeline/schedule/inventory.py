@@ -62,7 +62,7 @@ def _of_config(record: Record) -> References:
 SPECS = (
     *VERSION_RECORDS,
     *(
-        # The artifacts of a stage that are inside the run's folder.
+        # Artifacts of a stage that lie inside the run's folder.
         RecordKind(
             name=f"{stage.name} artifact",
             pattern=f"runs/*/{stage.name}/*/{MANIFEST}",
@@ -91,10 +91,10 @@ _KINDS = {
     "searches": SEARCH,
     "searching": SEARCHING,
 }
-_BARE = (RUN, STUDY, SEARCHING)  # kinds of folders that have no manifest
+_BARE = (RUN, STUDY, SEARCHING)  # kinds of folders without a manifest
 _ROOMS = (*_KINDS, "nightly")
 _DAY = r"\d{4}-\d\d-\d\d(?:\.\.\d{4}-\d\d-\d\d)?"
-# Only these folders are artifacts. Whatever else somebody keeps in the store stays.
+# Only these folders are artifacts. Anything else that somebody keeps in the store stays.
 _FOLDER = re.compile(
     rf"(datasets/[^/]+/(?:{_DAY}/)?[0-9a-f]{{32}}|(?:plans|towers)/[0-9a-f]{{32}}"
     r"|(?:runs|studies|searches|searching)/[^/]+)(?:/(.*))?"
@@ -190,7 +190,8 @@ def take_stock(store: Store, locked: Iterable[str] = ()) -> Inventory:
             if file.is_leftover:
                 leftovers.append(file)
             match = _FOLDER.fullmatch(file.path)
-            # Files below an artifact's folder, and the folder itself, whose time is all that an empty one has.
+            # Take the files below an artifact's folder, and the folder itself, whose time is all that an empty folder
+            # has.
             if match is not None and file.is_folder == (match[2] is None):
                 by_folder[match[1]].append(file)
     folders, nights, trials = [], [], set[str]()
@@ -213,7 +214,7 @@ def take_stock(store: Store, locked: Iterable[str] = ()) -> Inventory:
 
 
 def _list_files(store: Store, room: str) -> Iterator[File]:
-    # Every file below ``room``; of a local store also the folders, because they may be empty.
+    # List every file below ``room``, and for a local store also the folders, because they may be empty.
     if not store.exists(room):
         return
     store.fs.invalidate_cache()
@@ -221,7 +222,7 @@ def _list_files(store: Store, room: str) -> Iterator[File]:
         entries = store.fs.find(store.full(room), withdirs=store.is_local, detail=True)
     for full, info in entries.items():
         is_folder = info["type"] == "directory"
-        # A disk and S3 list the time of a file, seconds since 1970; others are asked.
+        # A disk and S3 list the time of a file in seconds since 1970; other stores need a request.
         time = info.get("mtime" if store.is_local else "LastModified")
         if isinstance(time, datetime):
             time = time.timestamp()
@@ -243,7 +244,7 @@ def _folder(store: Store, path: str, entries: list[File]) -> Folder:
             times.append(file.written)
             if file.path == f"{path}/{MANIFEST}":
                 manifest = file
-    # Removing a file changes the time of its folder, so that one counts only where there are no files.
+    # Removing a file changes the time of its folder, so a folder's time counts only if it has no files.
     written_last = max(times or [file.written for file in entries])
     folder = Folder(path=path, kind=_KINDS[path.partition("/")[0]], bytes=size, written=written_last)
     if folder.kind in _BARE or manifest is None:
@@ -252,7 +253,7 @@ def _folder(store: Store, path: str, entries: list[File]) -> Folder:
         artifact = store.find(path)
     except ArtifactError as error:
         return replace(folder, problem=error.message)
-    # It was removed after it had been listed.
+    # The artifact was removed after it had been listed.
     if artifact is None:
         return folder
     late = []
@@ -265,20 +266,20 @@ def _folder(store: Store, path: str, entries: list[File]) -> Folder:
 
 
 def _reach(artifact: Artifact) -> int:
-    # As ``Folder.reach``: 0 for a dataset without events, and for any other artifact.
+    # As in ``Folder.reach``: 0 for a dataset without events, and for any other artifact.
     data, folders = artifact.config.get("data", {}), {name.rpartition("/")[0] for name in artifact.files}
     days = [0]
     if EVENTS in folders:
         days += [int(data.get("dedupe", {}).get("days", 0)), int(data.get("label", {}).get("window_days", 0))]
     for name, sequence in data.get("sequences", {}).items():
         if f"{HISTORIES}/{name}" in folders:
-            # As in ``HistoryPlan.reach``.
+            # ``HistoryPlan.reach`` computes the same.
             days.append(1 + int(sequence.get("history", {}).get("days") or 0))
     return max(days)
 
 
 def _find_trials(store: Store, study: Folder) -> set[str]:
-    # The runs of the trials with which ``study`` goes on.
+    # Find the runs of the trials that ``study`` still trains.
     folder, runs = f"{study.path}/trials", set()
     for name in store.names(folder):
         if name.endswith(".json") and not name.startswith("."):
@@ -295,5 +296,5 @@ def _read(kind: type[R], store: Store, path: str) -> R | None:
     try:
         return kind.from_json(data)
     except ArtifactError as error:
-        # Nobody knows what the record refers to, so nothing may be removed.
+        # It is unknown what the record refers to, so nothing may be removed.
         raise unknown(store, path, f"cannot be read: {error.message}") from None

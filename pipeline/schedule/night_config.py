@@ -18,7 +18,7 @@ from pipeline.specs import STAGES
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
-# Stands for the day while a configuration is composed before it is known, since a path may hold {day}.
+# Stands in for the day while a configuration is composed before the day is known, since a path may hold {day}.
 ANY_DAY = date(2000, 1, 1)
 WORDS = {"today": 0, "yesterday": 1}
 # Overrides that a night sets itself: why, and what to type instead.
@@ -55,12 +55,12 @@ def split_arguments(arguments: Sequence[str], names: Sequence[str]) -> tuple[dic
 def gap_of(times: Sequence[tuple[int, int]], zone: str, first: date) -> str:
     """Describe the first local time of ``times``, (hour, minute), that a day within a year from ``first`` on lacks.
 
-    "" where there is none.
+    "" if there is none.
     """
     for offset in range(366):
         day = first + timedelta(days=offset)
         for hour, minute in times:
-            # Clocks that are put forward leave out an hour: such a time comes back from UTC as another one.
+            # Clocks that are put forward skip an hour: a time in that hour comes back from UTC as another one.
             local = datetime(day.year, day.month, day.day, hour, minute)
             utc = local.replace(tzinfo=ZoneInfo(zone)).astimezone(ZoneInfo("UTC"))
             if utc.astimezone(ZoneInfo(zone)).replace(tzinfo=None) != local:
@@ -75,7 +75,7 @@ def parse_date(name: str, text: str, zone: str, now: datetime | None = None) -> 
         now: A time with its zone; by default the present.
     """
     if text in WORDS:
-        # The date in ``zone``, which may differ from that of this machine's own zone.
+        # Use the date in ``zone``, which may differ from that of this machine's own zone.
         local = (now or datetime.now(ZoneInfo(zone))).astimezone(ZoneInfo(zone))
         return local.date() - timedelta(days=WORDS[text])
     try:
@@ -144,7 +144,7 @@ def base_of(version: Artifact) -> Base:
     dataset = str(version.summary["dataset"])
     parts = dataset.split("/")
     day = ""
-    # ``datasets/<name>/<day or days>/<key>``; of several days, the last one counts.
+    # Paths are ``datasets/<name>/<day or days>/<key>``; the last of several days counts.
     if len(parts) > 3:
         day = parts[2].rpartition("..")[2]
     return Base(

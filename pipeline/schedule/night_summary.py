@@ -32,14 +32,14 @@ from pipeline.report.summary import hosts_lines
 from pipeline.store.artifacts import Store
 
 # Settings that differ from night to night anyway, or only say where and how things run. Each ends with a dot, as do the
-# paths compared with it: then ``data.day`` is not the beginning of ``data.day_column``.
+# paths compared with it, so that ``data.day`` is not taken for the beginning of ``data.day_column``.
 _EXPECTED = (
     *("run.", "store.", "stages.", "force.", "launch.", "schedule.", "nightly.", "gate.force."),
     *("data.day.", "data.mapping_from.", "checkpoint.init_from.", "plan.former."),
 )
 MAX_SETTINGS = 12
 MAX_WARNINGS = 6
-TRIES = 3  # to post a verdict
+TRIES = 3  # tries to post a verdict
 TIMEOUT_SECONDS = 10.0
 PAUSE_SECONDS = 2.0
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def finished_record(store: Store, record: NightRecord, error: NightjarError | No
 
 
 def with_cost(config: Config, record: NightRecord) -> NightRecord:
-    """Add what the stages of a night cost by ``nightly.prices``; nothing without prices, or where no stage ran.
+    """Add what the stages of a night cost by ``nightly.prices``; nothing without prices, or if no stage ran.
 
     The file of prices may have changed since the night began. Then a warning says why there is no cost.
     """
@@ -114,7 +114,7 @@ def host_seconds(record: NightRecord, hosts: int) -> float:
     """Sum the seconds of a night's stages, each times the hosts that it had.
 
     Args:
-        hosts: With which the night began; ``record.shrunk`` and ``record.grown`` say how their number changed.
+        hosts: The number at the night's start; ``record.shrunk`` and ``record.grown`` say how it changed.
     """
     total = 0.0
     every: list[Shrunk | Grown] = [*(record.shrunk or ()), *(record.grown or ())]
@@ -141,7 +141,7 @@ def host_seconds(record: NightRecord, hosts: int) -> float:
 
 
 def _with_figures(store: Store, record: NightRecord, published: str | None) -> NightRecord:
-    # The gate's NE of candidate and incumbent on the same rows, with their intervals.
+    # Add the gate's NE of candidate and incumbent on the same rows, with their intervals.
     path = f"{published}/{GATE}"
     if not published or not store.exists(path):
         return record
@@ -161,7 +161,7 @@ def _with_figures(store: Store, record: NightRecord, published: str | None) -> N
 
 
 def _describe_changes(store: Store, record: NightRecord, result: Result) -> list[str]:
-    # What changed since the base of this night was trained, in sentences.
+    # Describe in sentences what changed since the base of this night was trained.
     warnings = (result.ingest or IngestPart()).warnings or ()
     found = [f"ingestion warns: {line}" for line in warnings[:MAX_WARNINGS]]
     if len(warnings) > MAX_WARNINGS:
@@ -212,7 +212,7 @@ def _describe_plan(store: Store, before: str, now: str | None) -> list[str]:
         then = read(Plan, store, f"{before}/plan.json").tables
         new = read(Plan, store, f"{plan.path}/plan.json").tables
     except ArtifactError:
-        # The former plan may be gone, or of another release. The summary does without it.
+        # The former plan may be gone, or be of another release. The summary leaves it out.
         return lines
     grown = []
     for name in new:
@@ -235,11 +235,11 @@ def _describe_plan(store: Store, before: str, now: str | None) -> list[str]:
 
 
 def _describe_settings(store: Store, model: str, base: Base, run: str) -> list[str]:
-    # Settings that differ from those of the base.
+    # List the settings that differ from those of the base.
     lines = []
     for path, values in sorted(config_changes(*read_settings(store, model, base, run)).items()):
         if not is_expected(path):
-            # "null", as in YAML, and not Python's None.
+            # Write "null" as in YAML, not Python's None.
             then, now = (str(value) if value is not None else "null" for value in values)
             lines.append(f"{path} was {then}, is {now}")
     if len(lines) > MAX_SETTINGS:
@@ -250,7 +250,7 @@ def _describe_settings(store: Store, model: str, base: Base, run: str) -> list[s
 def read_settings(store: Store, model: str, base: Base, run: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Read the settings of the run that made ``base`` of ``model`` and those of ``run``.
 
-    A version keeps its settings when its run is gone. None of either where one is missing.
+    A version keeps its settings after its run is gone. Both are empty if one is missing.
     """
     configs: list[Any] = []
     before = f"{run_directory(base.run)}/config.yaml"
@@ -263,7 +263,7 @@ def read_settings(store: Store, model: str, base: Base, run: str) -> tuple[dict[
             configs.append(parse_recorded(source.read().decode()))
     then, now = map(with_new_names, configs)
     if then.get("train", {}).get("global_batch") == "auto":
-        # Nights keep the batch size that auto meant in the training of the base's checkpoint.
+        # Nights keep the batch size that auto meant when the base's checkpoint was trained.
         batch = None
         with suppress(ArtifactError):
             checkpoint = store.find(base.checkpoint)
@@ -275,7 +275,7 @@ def read_settings(store: Store, model: str, base: Base, run: str) -> tuple[dict[
 
 
 def is_expected(path: str) -> bool:
-    """Whether the setting at ``path`` differs from night to night anyway, or only says where and how things run."""
+    """Return whether the setting at ``path`` differs from night to night, or only says where and how things run."""
     return f"{path}.".startswith(_EXPECTED)
 
 
@@ -304,7 +304,7 @@ def line_of(record: NightRecord) -> str:
 def deliver(
     url: str, verdict: Mapping[str, Any], *, timeout: float = TIMEOUT_SECONDS, pause: float = PAUSE_SECONDS
 ) -> bool:
-    """POST ``verdict`` to ``url`` with three tries. It never changes the outcome of a night.
+    """POST ``verdict`` to ``url`` in up to three tries. This never changes the outcome of a night.
 
     Logs a failure, without the secret part of the URL. A redirection is a failure, because the verdict would not be
     sent along.
@@ -316,7 +316,7 @@ def deliver(
     Returns:
         Whether it was accepted.
     """
-    # Messages name the host only: the rest of the URL is a secret.
+    # Messages name only the host, because the rest of the URL is secret.
     at = ""
     with suppress(ValueError):
         if host := urlsplit(url).hostname:

@@ -46,13 +46,13 @@ from pipeline.store.artifacts import Store
 from pipeline.store.errors import TakenError
 from pipeline.store.manifest import artifact_key
 
-# An exit code above it means that a signal ended the launcher.
+# A higher exit code means that a signal ended the launcher.
 INTERRUPTED = SIGNALLED
 # Seconds by which the clocks of the cluster and of this machine may differ.
 DEADLINE_SLACK = 5.0
-Run = Callable[[Config], int]  # a whole run; returns its exit code
+Run = Callable[[Config], int]  # runs all stages and returns the exit code
 TRACK = "track."
-# Overrides that say where records and posts go; the others may be the mistake.
+# Overrides that say where records and posts go; any other override may be the mistake.
 TELLING: tuple[str, ...] = ("store=", "publish.model=", "data=", "data.name=", "data.time_zone=", "schedule.", TRACK)
 TELLING += ("nightly.webhook=", "nightly.time_zone=")
 # The fields of a record that are posted to the webhook.
@@ -88,7 +88,7 @@ def wait_for(data: DataConfig, day: date, minutes: float, poll_seconds: float, c
                 f"{day} is not complete{after}: {missing}",
                 hint=f"nightjar nightly date={day} with the same overrides, once the logs are delivered",
             )
-        # Only when the state changes; otherwise a wait of hours would fill the log.
+        # Log only when the state changes, since a wait of hours would fill the log.
         if missing != logged:
             every = f"checking every {poll_seconds:g} s for up to {left / 60:.1f} minutes (nightly.wait_minutes)"
             log.info("watermark  %s is not complete: %s; %s", day, missing, every)
@@ -188,7 +188,7 @@ def run_night(
 
 
 def _bisect(store: Store, record: NightRecord, run: Run, limit: int, deadline: datetime | None) -> int:
-    # Find what spoilt a held night, once all nights have their verdicts. Returns a signal's exit code, else 0.
+    # Find what spoilt a held night, once all nights have their verdicts. Return the exit code of a signal, else 0.
     try:
         culprit = bisect_run(store, record.run, run, limit, deadline).culprit
         if culprit is not None:
@@ -210,14 +210,14 @@ def _has_verdict(record: NightRecord, config: Config, day: date) -> bool:
 
 
 def _hash_settings(config: Config) -> str:
-    # Of everything but the logs that decides the verdict.
+    # Hash everything but the logs that decides the verdict.
     settings = {"gate": asdict(config.gate), "publish": asdict(config.publish)}
     return artifact_key("nightly", settings, {"run": config_hash(config)})
 
 
 def _begin(config: Config, store: Store, day: date, former: NightRecord | None) -> NightRecord:
-    # Write the record of a night that begins, or that was killed and continues from the same base, so that all its
-    # artifacts have the keys that they had.
+    # Write the record of a night that begins, or of one that was killed and continues from the same base, so that all
+    # its artifacts keep their keys.
     model = config.model_name
     base = find_base(store, model, day, None if former is None else former.base)
     if former is not None and former.outcome == RUNNING and not config.force:
@@ -240,9 +240,9 @@ def _complain(text: str) -> None:
 
 
 def _as_known_error(problem: Exception) -> NightjarError:
-    # As an error that can be recorded; prints the traceback of an unexpected one.
+    # Convert ``problem`` to an error that can be recorded, and print the traceback of an unexpected one.
     if isinstance(problem, BrokenPipeError):
-        # Not the night's error: nobody reads this launcher's output any more.
+        # This is not the night's error: nobody reads this launcher's output any more.
         raise problem
     known = problem if isinstance(problem, NightjarError) else explained(problem)
     if known is not None:
@@ -263,7 +263,7 @@ def _complete_record(config: Config, store: Store, record: NightRecord, error: N
     if error is not None:
         record = replace(record, message=error.message, hint=error.hint)
     try:
-        # Saved at once, so that it does not stay "running" if what follows fails.
+        # Save the record at once, so that it does not stay "running" if the rest fails.
         _save(store, record)
         record = with_cost(config, finished_record(store, record, error))
         _save(store, record)
@@ -279,9 +279,9 @@ def _complete_record(config: Config, store: Store, record: NightRecord, error: N
 def _record_refusal(
     config: Config, store: Store, day: date, problem: NightjarError, *, write: bool = True
 ) -> NightRecord:
-    # Post a night that could not begin; its record is written where the date has no verdict, and ``write``.
+    # Post a night that could not begin. With ``write``, its record is written if the date has no verdict.
     former, model = None, config.model_name
-    # If the record cannot be read, or the store does not answer, nothing is written over it.
+    # If the record cannot be read or the store does not answer, do not overwrite it.
     with suppress(Exception):
         former = read_record(store, model, day)
         write = write and (former is None or not former.decided)
@@ -301,7 +301,7 @@ def _record_refusal(
 
 
 def _post(config: Config, store: Store, record: NightRecord) -> None:
-    # To the webhook and the trackers.
+    # Post to the webhook and the trackers.
     if config.nightly.webhook:
         text = f"Nightjar: {line_of(record)}"
         for missed in record.skipped or ():
@@ -314,17 +314,17 @@ def _post(config: Config, store: Store, record: NightRecord) -> None:
 
 @dataclass
 class Posted:
-    """``begun``: nights run, which post and record themselves."""
+    """``begun``: the nights run, and post and record their own outcomes."""
 
     begun: bool = False
 
 
 @contextmanager
 def refusals_posted(config: Config, store: Store, day: Callable[[], date]) -> Iterator[Posted]:
-    """Within: post and record an error before ``begun`` as the outcome of the night of ``day``, and raise it.
+    """Post and record an error that comes before ``begun`` is set as the outcome of the night of ``day``; raise it.
 
-    Such nights end before they begin: by another launcher, a cluster or a store that is away. Each is recorded where it
-    can be: a date that has a verdict keeps it, and what another launcher works on is that launcher's to record.
+    Such nights end before they begin, because of another launcher, or a cluster or store that is away. Each is recorded
+    if possible: a date with a verdict keeps it, and another launcher records what it works on.
     """
     posted = Posted()
     try:
@@ -341,7 +341,7 @@ def post_refusal(
     overrides: Sequence[str], wanted: Callable[[str, datetime | None], list[date]], error: NightjarError
 ) -> None:
     """Post and record ``error``, which is that ``overrides`` do not compose, if those of ``TELLING`` do."""
-    # The error is printed in any case.
+    # The caller prints the error in any case.
     with suppress(Exception):
         telling = [text for text in overrides if text.startswith(TELLING)]
         any_day = f"data.day={ANY_DAY}"
@@ -354,7 +354,7 @@ def post_refusal(
         if any(text.startswith(("store=", "nightly.webhook=")) for text in telling):
             day = wanted(night_zone(config), None)[-1]
             store = Store(config.store)
-            # A store that does not answer may be a typing error, so none is made.
+            # A store that does not answer may be a typing error, so do not create one.
             _record_refusal(config, store, day, error, write=store.answers())
 
 
@@ -376,7 +376,7 @@ def run_nights(
 
     A failed night stops the later ones unless ``keep_going``. A held night does not stop them: they start from the
     version that keeps serving. A signal always stops. After the last night, what spoilt held ones is searched for
-    (``nightly.bisect``), where no search is recorded yet.
+    (``nightly.bisect``), if no search is recorded yet.
 
     Args:
         wait_last: Minutes that the last night waits for its logs; the others do not wait.
@@ -414,7 +414,7 @@ def run_nights(
         if record.outcome == HELD:
             held = held or code
             path = f"{run_directory(record.run)}/{BISECT}"
-            # A call of the same night again does not repeat the search for what spoilt this very version.
+            # Calling the same night again does not repeat the search for what spoilt this very version.
             if config.nightly.bisect and not (
                 store.exists(path) and store.read_json(path).get("version") == record.version
             ):
@@ -425,7 +425,7 @@ def run_nights(
                 rest = f"the {len(days) - place} later nights, {days[place]} to {days[-1]}, are skipped"
                 log.warning("%s; nightly.keep_going=true runs them anyway", rest)
                 break
-    # After all nights, since a search may take as long as several of them.
+    # Do this after all nights, since a search may take as long as several of them.
     for record, limit in unexplained:
         signalled = _bisect(store, record, run, limit, deadline)
         if signalled:

@@ -1,6 +1,6 @@
 """``nightjar store gc``: removes datasets, runs, plans and towers that no version, recent night or young run needs.
 
-Studies and what searches found stay; of them only what killed processes left goes, and searches nobody goes on with.
+Studies and results of searches stay; of these, only leftovers of killed processes and abandoned searches go.
 
 ``may_go`` decides from what ``take_stock`` and ``needs_of`` found, without a store; ``remove`` carries it out.
 """
@@ -27,7 +27,7 @@ from pipeline.store.manifest import MANIFEST
 from pipeline.store.references import References, of_run, of_versions
 from pipeline.store.removal import Removal, store_time, written
 
-LEFTOVER = "remains"  # the kind, as --json has it
+LEFTOVER = "remains"  # the kind in the output of --json
 DAY, HOUR = 86_400.0, 3600.0
 LOCKED_RUN = "a launcher works on it"
 NAMED_BY_VERSION = "a version refers to it"
@@ -47,7 +47,7 @@ CHECK_SECONDS = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Seconds to keep things because of their age: ``keep`` for artifacts and runs, ``grace`` for leftovers.
+    """How long to keep things, in seconds: ``keep`` for artifacts and runs, ``grace`` for leftovers.
 
     ``now``: seconds since 1970, by the clock of the store.
     """
@@ -57,7 +57,7 @@ class Rules:
     now: float
 
     def is_young(self, when: float) -> bool:
-        """Whether something of that time stays because of its age. ``grace`` applies too: it may be in use."""
+        """Return whether something of that time is too young to go. ``grace`` applies, too, since it may be in use."""
         return self.now - when < max(self.keep, self.grace)
 
 
@@ -84,7 +84,7 @@ def kept_runs(stock: Inventory, named: Mapping[str, References], rules: Rules) -
         if rules.is_young(run.since):
             stay[run.name] = YOUNG
     stay |= dict.fromkeys(stock.trials, TRIAL)
-    # Of every model the newest night, and the newest with a verdict, from which ``nightly.catch_up`` counts.
+    # Keep each model's newest night, and its newest with a verdict, from which ``nightly.catch_up`` counts.
     newest: dict[tuple[str, bool], str] = {}
     for night in sorted(stock.nights, key=lambda night: night.date):
         newest[night.model, False] = night.run
@@ -128,7 +128,7 @@ def needs_of(store: Store, stock: Inventory, named: Mapping[str, References], ru
 
 def may_go(stock: Inventory, needs: Needs, rules: Rules) -> tuple[list[Removal], list[Removal]]:
     """Decide what may go, runs first, and what stays, each with its reason. Reads no store."""
-    # The newest ingested day of each dataset name. Days after it are still to come.
+    # Find the newest ingested day of each dataset name. Later days are still to come.
     newest: dict[str, str] = {}
     for folder in stock.folders:
         name, days = _dataset_days(folder)
@@ -149,7 +149,7 @@ def may_go(stock: Inventory, needs: Needs, rules: Rules) -> tuple[list[Removal],
             going.append(replace(entry, reason=f"nothing kept refers to it, {days_old:,.0f} days old"))
         else:
             going.append(replace(entry, kind=LEFTOVER))
-    # Leftovers in a folder that goes are not listed, so that their bytes count once.
+    # Do not list leftovers in a folder that goes, so that their bytes count once.
     gone = tuple(f"{each.path}/" for each in going)
     for file in stock.leftovers:
         if rules.now - file.written >= rules.grace and not file.path.startswith(gone):
@@ -158,7 +158,7 @@ def may_go(stock: Inventory, needs: Needs, rules: Rules) -> tuple[list[Removal],
 
 
 def _why_it_stays(folder: Folder, needs: Needs, newest: Mapping[str, str], rules: Rules) -> str:
-    # "" if it may go.
+    # Return "" if the folder may go.
     if folder.kind == RUN:
         return needs.runs.get(folder.name, "")
     if folder.kind == STUDY:
@@ -188,7 +188,7 @@ def _why_it_stays(folder: Folder, needs: Needs, newest: Mapping[str, str], rules
 
 
 def _dataset_days(folder: Folder) -> tuple[str, str]:
-    # The name of a dataset and its day or days; "" for both where the folder is no dataset of a day.
+    # Return the name of a dataset and its day or days, or "" for both if the folder is not a dataset of a day.
     parts = folder.path.split("/")
     if folder.kind != DATASET or len(parts) != 4:
         return "", ""
@@ -196,7 +196,7 @@ def _dataset_days(folder: Folder) -> tuple[str, str]:
 
 
 def _awaited_datasets(stock: Inventory, newest: Mapping[str, str]) -> set[str]:
-    # Of each day near enough to the newest one, the dataset whose events later days are compared with.
+    # For each day near enough to the newest one, choose the dataset whose events later days are compared with.
     chosen: dict[tuple[str, str], Folder] = {}
     for folder in stock.folders:
         name, days = _dataset_days(folder)
@@ -213,7 +213,7 @@ def _awaited_datasets(stock: Inventory, newest: Mapping[str, str]) -> set[str]:
 
 
 def collect(store: Store, keep_days: float, grace_hours: float, *, dry_run: bool) -> RemovedFromStore:
-    """Do ``nightjar store gc``.
+    """Run ``nightjar store gc``.
 
     Raises:
         LaunchError: A night works on the store, and it is no ``dry_run``.
@@ -224,7 +224,7 @@ def collect(store: Store, keep_days: float, grace_hours: float, *, dry_run: bool
             stack.enter_context(lock_all_models(store))
         rules = Rules(keep=keep_days * DAY, grace=grace_hours * HOUR, now=store_time(store))
         with reachable(store.url):
-            # Raises where the version that serves is missing, because its needs are then unknown.
+            # This raises if the serving version is missing, because its needs are then unknown.
             for model in versions.models(store):
                 promotion.incumbent(store, model)
             named = of_versions(store)
@@ -272,14 +272,14 @@ def remove(
 ) -> tuple[list[Removal], list[Removal]]:
     """Remove what ``may_go`` allows.
 
-    Of each artifact the manifest goes first, then ``on_point`` is called, then its folder goes, so half of one never
+    An artifact's manifest goes first, then ``on_point`` is called, then its folder goes, so that half an artifact never
     looks whole.
 
     Args:
         since: When the store was listed, seconds since 1970 by its own clock.
 
     Returns:
-        What was removed, and what stays because it is in use by now.
+        What was removed, and what stays because it has come into use.
 
     Raises:
         ArtifactError: The store refuses.
@@ -299,8 +299,8 @@ def remove(
 
 
 def _find_used(store: Store, since: float) -> set[str]:
-    # Runs that began at ``since`` or later, and the keys that they name. A launcher writes the steps of its run before
-    # it checks which of them are committed, and then reads what it found.
+    # Find runs that began at ``since`` or later, and the keys that they name. A launcher writes the steps of its run
+    # before it checks which of them are committed, and then reads what it found.
     store.fs.invalidate_cache()
     runs = set()
     for run in store.names("runs"):
@@ -315,7 +315,7 @@ def _find_used(store: Store, since: float) -> set[str]:
 
 
 def _remove(store: Store, entry: Removal, used: set[str], on_point: OnPoint) -> None:
-    # LaunchError if it is in ``used`` or another process holds it.
+    # Raise LaunchError if the entry is in ``used`` or another process holds it.
     busy = LaunchError(f"{entry.path} is in use", hint="run the same command again")
     if entry.path.rpartition("/")[2] in used:
         raise busy
@@ -325,7 +325,7 @@ def _remove(store: Store, entry: Removal, used: set[str], on_point: OnPoint) -> 
     with store.locked(entry.path, busy):
         removal.remove(store, entry.path, lambda: on_point(FaultPoint.PRUNE), nested=True)
     parent = entry.path.rpartition("/")[0]
-    # The folder of a dataset's day, which an object store does not have. Another process may write there.
+    # Remove the folder of a dataset's day, which an object store does not have. Another process may write there.
     if store.is_local and parent.count("/") == 2 and not store.names(parent):
         with suppress(OSError):
             store.fs.rmdir(store.full(parent))

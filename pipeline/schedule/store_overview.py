@@ -25,10 +25,10 @@ from pipeline.records.runs import RunLine, run_directory
 from pipeline.report.store_page import STORE_PAGE, store_page
 from pipeline.store.artifacts import Store
 
-# Of each model on the page: a year and a month. The page stays below a megabyte.
+# Nights of each model on the page: a year and a month, which keep the page below a megabyte.
 MOST_NIGHTS = 396
 MOST_RUNS = 100
-# Requests that an object store answers at the same time.
+# Parallel requests to an object store.
 READERS = 16
 _NIGHT_RUN = re.compile(r"(?P<model>.+)-(?P<date>\d{4}-\d\d-\d\d)")
 R = TypeVar("R", bound=Record)
@@ -67,7 +67,7 @@ def read_overview(store: Store, last: int | None = None, *, with_runs: bool = Fa
     for name in store.names("runs"):
         match = _NIGHT_RUN.fullmatch(name)
         if match and _is_date(match["date"]):
-            # Names are sorted, so the nights of a model are in the order of their dates.
+            # Names are sorted, so a model's nights are sorted by date.
             by_model.setdefault(match["model"], []).append(name)
         else:
             others.append(name)
@@ -83,7 +83,7 @@ def read_overview(store: Store, last: int | None = None, *, with_runs: bool = Fa
         if night is not None:
             nights.append(night)
         else:
-            # A run whose name only looks like that of a night.
+            # The run's name only looks like that of a night.
             others.append(name)
     served = _read_all(partial(_read_served, store), versions, problems)
     budgets = _read_all(partial(_read_spent, store), versions, problems)
@@ -109,7 +109,7 @@ def _is_date(text: str) -> bool:
 
 
 def _read_all(read: Callable[[str], Line], names: Iterable[str], problems: list[str]) -> dict[str, Line]:
-    # What ``read`` returns of each name; one that cannot be read is left out, and becomes a line of ``problems``.
+    # Return what ``read`` gives for each name. A name that cannot be read is left out and adds a line to ``problems``.
     def attempt(name: str) -> tuple[str, Line | None, str]:
         try:
             return name, read(name), ""
@@ -129,7 +129,7 @@ def _read_all(read: Callable[[str], Line], names: Iterable[str], problems: list[
 
 
 def _read(kind: type[R], store: Store, path: str) -> R | None:
-    # None where there is no such file. One request, and messages with the path in the store.
+    # Return None if there is no such file. This takes one request, and messages have the path in the store.
     try:
         data = json.loads(store.fs.cat_file(store.full(path)))
     except (FileNotFoundError, NotADirectoryError):
@@ -158,7 +158,7 @@ def _read_night(store: Store, versions: dict[str, set[str]], problems: list[str]
         try:
             gate = _read(GateRecord, store, f"{night.gate_page.rpartition('/')[0]}/{GATE}")
         except ArtifactError as error:
-            # The night's own record has its verdict and NE.
+            # The night's own record still has its verdict and NE.
             problems.append(error.message)
     calibration = incumbent_calibration = incumbent_ne = baseline_ne = None
     if gate is not None:
@@ -170,7 +170,7 @@ def _read_night(store: Store, versions: dict[str, set[str]], problems: list[str]
         if gate.baseline is not None:
             baseline_ne = gate.baseline.ne
     elif night.gate_page:
-        # ``models gc`` removes a version with its gate record; what the run measured stays, without an interval.
+        # ``models gc`` removes a version with its gate record. What the run measured stays, without an interval.
         result = _read(Result, store, f"{run}/{Result.FILE}")
         if result is not None and result.eval is not None and result.eval.calibration is not None:
             calibration = Interval(*[result.eval.calibration] * 3)
@@ -211,7 +211,7 @@ def _read_night(store: Store, versions: dict[str, set[str]], problems: list[str]
 
 
 def _read_served(store: Store, model: str) -> tuple[ServedVersion, ...]:
-    # From the log of promotions, which goes back as far as ``current.json`` keeps it.
+    # Read the log of promotions, which goes back as far as ``current.json`` keeps it.
     spans = list[ServedVersion]()
     until = None
     for change in reversed(read_current(store, model).log):
@@ -233,7 +233,7 @@ def _read_run(store: Store, name: str) -> RunLine | None:
     result = _read(Result, store, f"{run_directory(name)}/{Result.FILE}")
     if result is None:
         return None
-    # The end of the run is that of the last stage; stages that did not start have no time.
+    # The run ends with its last stage; stages that did not start have no time.
     ends = []
     for stage in result.stages.values():
         if stage.started is not None:

@@ -15,21 +15,22 @@ from pipeline.records.bisection import FEATURES, LABELS, LIMITS, ROWS, SETTINGS,
 from pipeline.records.gate import Former, GateRecord, Interval, Slice
 from pipeline.records.result import IngestPart
 
-# Standard errors by which an importance must have changed, and the rise of NE below which a feature may come and go.
+# Standard errors that a change of importance must exceed, and the rise of NE below which a feature may come and go.
 SURE, MATTERS = 4.0, 0.001
-# A feature that lost or gained less than half of what it carried is not looked at; one that keeps a fifth is dead.
+# A feature that lost or gained less than half of what it carried is no suspect; one that keeps less than a fifth is
+# dead.
 HALF, DEAD = 0.5, 0.2
-# A day with this many times the rows, or this share of them, was delivered twice or in part.
+# A day with more than MANY_ROWS times the former rows was delivered twice; with less than FEW_ROWS of them, in part.
 MANY_ROWS, FEW_ROWS = 1.5, 0.67
-# Share of the rows below which rows in quarantine, of other days or repeated tell nothing.
+# Rows in quarantine, rows of other days or repeated rows mean nothing below this share of the rows.
 FEW_OF_ALL = 0.01
-# Features that are tried because they changed somehow: each costs a training.
+# At most this many changed features are tried, since each costs a training.
 MOST_CHANGED = 2
-# The checks that judge the incumbent on these rows. It was right when it was published, so they tell of the labels.
+# Checks that judge the incumbent on these rows. It was right when it was published, so they tell about the labels.
 LABEL_CHECKS = ("click rate", "labels")
 FALL_CHECK = "fall of NE"
-# Groups of settings that decide the test rows or their labels: with the former ones a replay is asked another question.
-# Each ends with a dot, as do the paths compared with it, so that a name stands for the settings below it, too.
+# Groups of settings that decide the test rows or their labels: with the former ones, a replay would answer another
+# question. Each ends with a dot, as do the paths compared with it, so that a name also covers the settings below it.
 _OF_TEST_ROWS = ("seed.", "data.split.", "data.label.")
 _OF_GATE = "gate."
 
@@ -41,10 +42,10 @@ class Signs:
     Attributes:
         gate: The gate's record.
         limits: Group ``gate`` of the run.
-        settings: Changed since the incumbent was trained, by path: [then, now].
+        settings: Settings that changed since the incumbent was trained, by path: [then, now].
         features: Names that can be left out.
         drift: Change of each figure since the dataset before, by feature ("label" for the click rate).
-        moved: Beyond which drift a feature is suspected.
+        moved: Limits of drift beyond which a feature is suspected.
         continues: Whether the run continued the incumbent's training, so that without its rows it is the incumbent.
         now: The dataset of the run.
         then: The dataset of the incumbent.
@@ -71,7 +72,7 @@ class Signs:
 
 
 def find_suspects(signs: Signs) -> list[Suspect]:
-    """List the suspects in the order in which they are to be tried; a feature or setting is in one of them at most."""
+    """List the suspects in the order in which to try them; a feature or setting is in at most one of them."""
     suspects: list[Suspect] = []
     taken = set[str]()
     for look in ORDER:
@@ -86,7 +87,7 @@ def find_suspects(signs: Signs) -> list[Suspect]:
 def lost_ne(gate: GateRecord) -> float | None:
     """Return by how much NE is too high: above the incumbent's on these rows, else above its own when published.
 
-    None where the candidate is not worse in NE, or has no figures.
+    None if the candidate is not worse in NE, or has no figures.
     """
     if gate.candidate is None:
         return None
@@ -110,7 +111,7 @@ def _changed_settings(signs: Signs) -> Iterator[Suspect]:
         if not path.startswith(_OF_GATE) and not f"{path}.".startswith(_OF_TEST_ROWS):
             names.append(path)
     if names:
-        # Those of model and training first: a half of the list is tried before the other.
+        # Sort those of model and training first, since one half of the list is tried before the other.
         names.sort(key=lambda path: not path.startswith(("model", "train")))
         sign = f"changed since the incumbent was trained: {_describe(signs, names)}"
         yield Suspect(kind=SETTINGS, names=tuple(names), sign=sign)
@@ -124,13 +125,14 @@ def describe_setting(path: str, values: Sequence[Any]) -> str:
     """Return a changed setting in words."""
     shown = []
     for value in values:
-        # "null", as in YAML, and not Python's None.
+        # Write "null" as in YAML, not Python's None.
         shown.append("null" if value is None else printable(str(value), 60))
     return f"{path} was {shown[0]}, is {shown[1]}"
 
 
 def _dead_features(signs: Signs) -> Iterator[Suspect]:
-    # Features that carry nothing any more, and whose loss explains most of the rise of NE since the incumbent's night.
+    # Find features that carry nothing any more, and whose loss explains most of the rise of NE since the incumbent's
+    # night.
     gate, former = signs.gate, signs.gate.former
     now, fell = gate.importance or {}, {}
     for name, (lost, words) in _changed_importance(signs, rose=False).items():
@@ -139,12 +141,12 @@ def _dead_features(signs: Signs) -> Iterator[Suspect]:
     if former is None or gate.candidate is None or not fell:
         return
     risen = gate.candidate.ne.point - former.ne
-    # NE did not rise, so there is no loss to explain.
+    # If NE did not rise, there is no loss to explain.
     if risen <= 0:
         return
     if gate.incumbent is not None:
-        # It lost no more by them than they carried. What it lost beyond is of other causes: wrong labels take
-        # something from every feature, and some are left with nothing.
+        # The incumbent cannot lose more by these features than they carried, so any further loss has other causes.
+        # Wrong labels take something from every feature, and leave some with nothing.
         risen = max(risen, gate.incumbent.ne.point - former.ne)
     losses, signs_of_loss = zip(*fell.values(), strict=True)
     explained = min(sum(losses) / risen, 1.0)
@@ -153,7 +155,7 @@ def _dead_features(signs: Signs) -> Iterator[Suspect]:
 
 
 def _leaking_features(signs: Signs) -> Iterator[Suspect]:
-    # The feature that now carries most of all, and carried far less.
+    # Find the feature that now carries more than any other, and carried far less before.
     former, now = signs.gate.former, signs.gate.importance or {}
     before = (former.importance if former is not None else None) or {}
     first = max(now, key=lambda name: now[name].rise, default="")
@@ -186,8 +188,8 @@ def _wrong_labels(signs: Signs) -> Iterator[Suspect]:
 
 
 def _wrong_slices(signs: Signs) -> dict[str, str]:
-    # Slices on which the incumbent is clearly off, by a limit that it kept when it was published, in words. None of a
-    # feature where it is off on the other rows, too: then the slices are not what is wrong.
+    # Find slices on which the incumbent is clearly off, by a limit that it kept when it was published, in words. If it
+    # is off on the rows of the feature's other values, too, the slices are not the cause.
     gate, limits = signs.gate, signs.limits
     if gate.incumbent is None or gate.former is None or limits.max_label_shift is None:
         return {}
@@ -197,7 +199,7 @@ def _wrong_slices(signs: Signs) -> dict[str, str]:
         for part in gate.slices or ():
             if part.slice != feature or part.incumbent is None:
                 continue
-            # Only where the whole interval is beyond the limit, so that it is not chance.
+            # Require that the whole interval is beyond the limit, to rule out chance.
             calibration, limit = part.incumbent.calibration, limits.slice_max_calibration_error
             if limit is not None and (calibration.low > 1 + limit or calibration.high < 1 - limit):
                 name = f"{feature}={printable(part.value)}"
@@ -212,14 +214,15 @@ def _wrong_slices(signs: Signs) -> dict[str, str]:
 
 
 def _moved_before_labels(signs: Signs) -> Iterator[Suspect]:
-    # Both labels and values of features show in the predictions of the incumbent, and only a training tells them apart.
+    # Wrong labels and wrong values of features both show in the incumbent's predictions; only a training tells them
+    # apart.
     if signs.failed(*LABEL_CHECKS):
         for name, words in islice(_moved_values(signs).items(), MOST_CHANGED):
             yield Suspect(kind=FEATURES, names=(name,), sign=words)
 
 
 def _missing_values(signs: Signs) -> Iterator[Suspect]:
-    # Features of which more values are missing than the day before, beyond the limit.
+    # Find features with more missing values than the day before, beyond the limit.
     limit, words = signs.moved.missing_share, {}
     for name in signs.features:
         change = signs.drift.get(name, {}).get("missing_share", 0.0)
@@ -230,7 +233,8 @@ def _missing_values(signs: Signs) -> Iterator[Suspect]:
 
 
 def _changed_features(signs: Signs) -> Iterator[Suspect]:
-    # One after the other: those whose importance changed most, then those whose values moved furthest.
+    # Suspect features one after the other: first those whose importance changed most, then those whose values moved
+    # furthest.
     words = {}
     changed = _changed_importance(signs, rose=False) | _changed_importance(signs, rose=True)
     for name, (_, change) in sorted(changed.items(), key=lambda item: -item[1][0]):
@@ -242,7 +246,7 @@ def _changed_features(signs: Signs) -> Iterator[Suspect]:
 
 
 def _moved_values(signs: Signs) -> dict[str, str]:
-    # Features whose values moved beyond a limit, furthest first, in words.
+    # Describe in words the features whose values moved beyond a limit, furthest first.
     moved: dict[str, tuple[float, str]] = {}
     for name in signs.features:
         beyond = {}
@@ -257,7 +261,7 @@ def _moved_values(signs: Signs) -> dict[str, str]:
 
 
 def _odd_rows(signs: Signs) -> Iterator[Suspect]:
-    # The rows of the day, where their number or their click rate is not that of the day before.
+    # Suspect the rows of the day if their number or their click rate differs from the day before.
     now, then, words = signs.now, signs.then, []
     if now.rows and then.rows and not FEW_ROWS < now.rows / then.rows < MANY_ROWS:
         words.append(f"{now.rows:,} rows, {now.rows / then.rows:.1f} times those of {then.day or 'the log before'}")
@@ -284,10 +288,10 @@ def _all_rows(signs: Signs) -> Iterator[Suspect]:
 
 
 def _rows_of_day(signs: Signs, sign: str, explained: float | None) -> Iterator[Suspect]:
-    # Without these rows the candidate is the incumbent, so no training is needed to see what they did.
+    # Without these rows the candidate is the incumbent, so their effect is known without a training.
     places = spoilt_places(signs.gate, signs.limits)
     if explained is not None and signs.failed(FALL_CHECK):
-        # Rows in both train and test make a model too good to be true.
+        # Rows that are in both train and test make a model too good to be true.
         places.append("")
     if places and signs.continues:
         # If all rows are suspected, naming single slices adds nothing.
@@ -318,7 +322,7 @@ def _is_off(calibration: Interval, limit: float | None) -> bool:
 
 
 def _changed_importance(signs: Signs, *, rose: bool) -> dict[str, tuple[float, str]]:
-    # By feature the change of its importance, largest first, and the change in words.
+    # Return the change of each feature's importance, largest first, and the change in words.
     former: Former | None = signs.gate.former
     now, before = signs.gate.importance or {}, (former.importance if former is not None else None) or {}
     changes = {}
@@ -337,17 +341,17 @@ def _changed_importance(signs: Signs, *, rose: bool) -> dict[str, tuple[float, s
     return dict(sorted(changes.items(), key=lambda item: -item[1][0]))
 
 
-# What is tried first. Everything is paired with its reason.
+# The order in which suspects are tried, each with its reason.
 ORDER: tuple[Callable[[Signs], Iterator[Suspect]], ...] = (
-    _changed_limits,  # the record of the gate tells without a training whether its former limits pass
+    _changed_limits,  # the gate's record tells without a training whether its former limits pass
     _changed_settings,  # the log changes every night, settings only when somebody changes them
     _dead_features,  # the gate measured that they carry nothing, and that this is the size of the loss
-    _leaking_features,  # nothing becomes the best feature overnight by honest means
-    _unknown_ids,  # ids that no training saw: a source that restarted its numbering, or is late
-    _missing_values,  # values that are missing were lost somewhere, while those that moved may be right
-    _moved_before_labels,  # wrong values of a feature look like wrong labels, and are seen in the values, too
-    _wrong_labels,  # the incumbent was right when it was published, so these rows are not what it knew
-    _odd_rows,  # delivered twice or in part, sampled upstream, of another clock: no feature or label alone is wrong
-    _changed_features,  # drift is common and mostly harmless, and each of them costs a training
-    _all_rows,  # what is left: without the day's rows the candidate is the incumbent
+    _leaking_features,  # no feature honestly becomes the best one overnight
+    _unknown_ids,  # no training saw these ids: a source restarted its numbering, or is late
+    _missing_values,  # missing values were lost somewhere, while values that moved may be right
+    _moved_before_labels,  # wrong values of a feature look like wrong labels, but show in the values, too
+    _wrong_labels,  # the incumbent was right when it was published, so these rows differ from what it knew
+    _odd_rows,  # delivered twice or in part, sampled upstream, or of another clock: no single feature or label is wrong
+    _changed_features,  # drift is common and mostly harmless, and each feature costs a training
+    _all_rows,  # without the day's rows the candidate is the incumbent, so this comes last
 )

@@ -1,9 +1,9 @@
-"""Whether rows of a dataset show what another model would see of them, by the records of ``transforms.json``.
+"""Compares records of ``transforms.json`` to tell whether a dataset's rows show what another model would see of them.
 
-They do not where features come from another column, be it one of another name or, in a log without a header, at
-another place. They do not where the events of a sequence were chosen in another way or have other ages, where text was
-read in another way, or where rows are in quarantine that the model would score. The data cannot tell a column that the
-log renamed from another column. The operator can, by ``checkpoint.allow``.
+They do not if features come from another column: one with another name or, in a log without a header, at another
+position. They do not if the events of a sequence were chosen in another way or have other ages, if text was read in
+another way, or if rows that the model would score are in quarantine. The data cannot tell a column that the log renamed
+from another column. The operator can, by ``checkpoint.allow``.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from pipeline.config.sequences import event_feature
 from pipeline.ingest.schema import CRITEO_COLUMNS, QUOTE
 from pipeline.store.artifacts import Store
 
-# What all values go through first, and what stands for a setting that a record does not have.
+# Settings that apply to all values first, with the defaults for records that lack them.
 _READING: dict[str, Any] = {"missing": [], "strip": False, "decimal": "."}
-# Settings of reading that another log may need whose ids are the same.
+# Settings of reading that another log may need although its ids are the same.
 _OF_LOGS = ("strip", "quote")
 _CLOCK = {"row_time": "timestamp", "time_zone": "time_zone", "time_format": "time_format"}
 # Settings of a history, and whether they name a column.
 _HISTORY = {"by": True, "days": False, "where": True, "lag_minutes": False}
 _ALLOW_COLUMNS = "checkpoint.allow=[data.columns]"
 _QUALITY = "quality.json"
-# Settings by which rows are refused.
+# Settings that make ingestion refuse rows.
 _LIMITS = {"dense": ("min", "max", "required"), "sparse": ("required",)}
 _SAME_LABEL = "the label is the same"
 
@@ -34,7 +34,7 @@ _SAME_LABEL = "the label is the same"
 def differences(
     store: Store, dataset: str, version: str, now: Mapping[str, Any], then: Mapping[str, Any], allow: Collection[str]
 ) -> Iterator[str]:
-    """Yield why the version cannot be judged on the dataset's rows.
+    """Yield the reasons why the version cannot be judged on the dataset's rows.
 
     Args:
         store: Where both are.
@@ -101,7 +101,7 @@ def _compare(
 
 
 def _data_settings(store: Store, path: str) -> Mapping[str, Any]:
-    # Group data of a version or a dataset: records of earlier releases do not say everything.
+    # Returns group ``data`` of a version's or dataset's settings: records of earlier releases do not say everything.
     if store.exists(f"{path}/config.yaml"):
         with store.open(f"{path}/config.yaml") as source:
             config: Mapping[str, Any] = parse_recorded(source.read().decode())
@@ -114,7 +114,7 @@ def _data_settings(store: Store, path: str) -> Mapping[str, Any]:
 
 
 def _columns_by_place(data: Mapping[str, Any]) -> list[str]:
-    # The names that the settings give the columns of a log without a header; [] of any other log.
+    # Returns the names that the settings give the columns of a log without a header; [] for any other log.
     if data.get("format") == "criteo":
         return data.get("columns") or CRITEO_COLUMNS
     if data.get("messages") != "csv" and data.get("header", True):
@@ -125,8 +125,8 @@ def _columns_by_place(data: Mapping[str, Any]) -> list[str]:
 def _compare_places(
     now: Sequence[str], then: Sequence[str], record: Mapping[str, Any], tasks: Mapping[str, Any]
 ) -> Iterator[str]:
-    # Columns that the model or a label of its tasks is read from at another place of a line. Nobody can tell where a
-    # log has a header and the other one has none.
+    # Yields the columns that features or labels of the model are read from and that have moved within a line. If
+    # only one of the logs has a header, nobody can tell.
     if bool(now) != bool(then):
         ways = ("by their names", "by their places")
         what = f"columns are told apart {ways[bool(now)]} in the dataset, {ways[bool(then)]} in the model"
@@ -180,7 +180,7 @@ def _compare_sequence(
 
 
 def _event_sources(name: str, group: Mapping[str, Any], of_log: Mapping[str, str]) -> dict[str, str]:
-    # Where the events are, by the setting below data.sequences.<name> that says so.
+    # Returns the columns of the events, by the setting below data.sequences.<name> that names them.
     prefix = event_feature(name, "")
     given = {}
     for feature, source in group["columns"].items():
@@ -199,7 +199,7 @@ def _event_sources(name: str, group: Mapping[str, Any], of_log: Mapping[str, str
 
 
 def _history(data: Mapping[str, Any], name: str, group: Mapping[str, Any]) -> Mapping[str, Any]:
-    # How a sequence was built from the log; {} where the log had it.
+    # Returns how a sequence was built from the log; {} if the log had the sequence itself.
     if "history" in group:
         recorded: Mapping[str, Any] = group["history"] or {}
         return recorded
@@ -208,7 +208,7 @@ def _history(data: Mapping[str, Any], name: str, group: Mapping[str, Any]) -> Ma
 
 
 def _quote(data: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
-    # What may surround a field of the logs. Records of earlier releases do not say; then the settings do, for CSV.
+    # Returns the character that may surround fields. Records of earlier releases lack it; for CSV, the settings say it.
     quote: str | None = QUOTE
     if "quote" in record:
         quote = record["quote"]
@@ -218,18 +218,18 @@ def _quote(data: Mapping[str, Any], record: Mapping[str, Any]) -> str | None:
 
 
 def _compare_clock(now: Mapping[str, Any], then: Mapping[str, Any], allow: Collection[str]) -> Iterator[str]:
-    # Settings by which the ages of events are counted, where the model has some.
+    # Compares the settings by which the ages of events are counted, if the model's events have times.
     if all(group["time"] is None for group in then.get("groups", {}).values()):
         return
     for name, key in _CLOCK.items():
-        # A record of an earlier release lacks names. Without a format, no record has one.
+        # Records of earlier releases lack some names. One without ``time_format`` simply had no format.
         if name == "time_format" or (name in now and name in then):
             what = f"data.{key}, by which the ages of events are counted, is"
             yield from _compare(f"data.{key}", what, now.get(name), then.get(name), allow, "the times are the same")
 
 
 def _refused_rows(store: Store, dataset: str, now: Mapping[str, Any], then: Mapping[str, Any]) -> Iterator[str]:
-    # Limits and new features by which rows are in quarantine that the model would score.
+    # Yields the limits and new features that put rows in quarantine although the model would score them.
     limits, added = [*_narrower_limits(now, then)], [*_added_columns(now, then)]
     quarantine = {}
     if (limits or added) and store.exists(f"{dataset}/{_QUALITY}"):
@@ -247,7 +247,7 @@ def _refused_rows(store: Store, dataset: str, now: Mapping[str, Any], then: Mapp
 
 
 def _added_columns(now: Mapping[str, Any], then: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    # Features that the model does not have, each with a column whose values they may refuse and the model does not.
+    # Yields new features, each with a column whose values they may refuse and the model does not.
     for group in ("dense", "sparse"):
         for name in sorted(now[group].keys() - then[group].keys()):
             added = now[group][name]
@@ -280,12 +280,12 @@ def _refuses_other_values(group: str, added: Mapping[str, Any], former: Mapping[
 
 
 def _narrower_limits(now: Mapping[str, Any], then: Mapping[str, Any]) -> Iterator[tuple[str, str, Any, Any]]:
-    # The settings that may refuse more rows today, the column by which they do, and their values now and then.
+    # Yields the settings that may refuse more rows today, with their column and their values now and then.
     for group, limits in _LIMITS.items():
         for name, former in then[group].items():
             current = now[group][name]
             names = [*limits]
-            # Of ids other than bins ``integer`` changes what they are.
+            # Only for bins is ``integer`` a limit. For other ids it changes what they are.
             if group == "sparse" and "bounds" in current:
                 names.append("integer")
             for limit in names:

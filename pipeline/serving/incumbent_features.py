@@ -1,4 +1,4 @@
-"""Rows of one dataset as a model trained on another one reads them: other id mappings, other scales.
+"""Rows of one dataset as a model trained on another one reads them, with its id mappings and scales.
 
 Today's rows hold row numbers of today's mapping. A model that was trained on another dataset has another mapping. Both
 use the same 64-bit hash of an id, which leads from row to row. All ids without a row today share row 1, and the other
@@ -29,14 +29,14 @@ from pipeline.serving.comparable import differences
 from pipeline.specs.id_mapping import ID_MAPPINGS, FittedMapping, IdMapping
 from pipeline.store.artifacts import Store
 
-# What may differ between two mappings whose ids have the same hashes; ``max_ids`` only so that it can be made up for.
+# Settings that may differ between two mappings that hash ids alike. ``max_ids`` has a check of its own.
 _FREE = {"column", "rows", "vocab", "mapping", "spread", "required", "max_ids"}
 # Settings of a sparse feature that a record has only where they are set.
 _QUIET = {"holds", "weights", "cross_bins", "sequence"}
-# Of the record of a dense feature, what its values follow from.
+# Keys of a dense feature's record that its values follow from.
 _FITTED = ("transform", "clip", "mean", "std", "missing", "bounds")
 _COARSE = "has a mean so far from the model's that float32 rounds its numbers away"
-# Of the standard deviation that the model knows.
+# Largest rounding error, as a share of the standard deviation that the model knows.
 _MOST_ROUNDING = 1e-3
 _MERGED = "does not tell a zero from a missing value"
 _OTHER_MAPPING = "feature {!r} is mapped by {} in the dataset, by {} in the model"
@@ -55,20 +55,20 @@ class FeatureScale:
 
     @staticmethod
     def of(name: str, record: Mapping[str, Any]) -> FeatureScale:
-        """The scale behind a feature's ``record`` of ``transforms.json``."""
+        """Return the scale of a feature by its ``record`` in ``transforms.json``."""
         clip, transform = tuple(record.get("clip") or ()), record["transform"]
         return FeatureScale(DenseSpec(name=name, column=name, transform=transform, clip=clip), dense_transform(record))
 
     def values(self, numbers: NDArray[np.floating]) -> NDArray[np.float32]:
-        """float32 [n] of raw ``numbers`` [n], as ingestion makes them; NaN: missing."""
+        """Return raw ``numbers`` [n] as ingestion transforms them, float32 [n]; NaN: missing."""
         column = pl.Series(f"dense:{self.feature.name}", numbers.astype(np.float64), nan_to_null=True)
         return dense_column(column.to_frame(), self.feature, self.fitted).to_numpy()
 
     def numbers(self, values: NDArray[np.floating], *, bounds: bool = False) -> NDArray[np.float64]:
-        """Raw numbers [n] of ``values`` [n] in this scale, which is none of bins; NaN: missing.
+        """Return the raw numbers [n] of ``values`` [n] in this scale, which must not be one of bins; NaN: missing.
 
-        In a standardised scale a 0 is a missing value (or the mean itself, which is as good). ``bounds``: they are
-        bounds of bins, of which none is missing.
+        In a standardised scale a 0 is a missing value (or the mean itself, which is as good). ``bounds``: the values
+        are bounds of bins, and none of them is missing.
         """
         raw = values.astype(np.float64) * self.fitted.std + self.fitted.mean
         if self.feature.logarithmic:
@@ -88,12 +88,12 @@ class DenseTranslation:
     raw: bool = False
 
     def apply(self, values: NDArray[np.floating]) -> NDArray[np.float32]:
-        """float32 [n] of ``values`` [n]: numbers where ``raw``, else values in the scale ``now``."""
+        """Translate ``values`` [n] to float32 [n]: raw numbers if ``raw`` is set, else values in the scale ``now``."""
         if self.raw:
             return self.then.values(values)
         then, bounds = self.then, self.then.fitted.bounds
         if bounds is not None:
-            # Through the same roundings as the values, so that equal numbers stay equal.
+            # Round the bounds as the values were rounded, so that equal numbers stay equal.
             rounded = self.now.numbers(self.now.values(bounds), bounds=True)
             then = replace(then, fitted=replace(then.fitted, bounds=rounded))
         return then.values(self.now.numbers(values))
@@ -103,7 +103,7 @@ class DenseTranslation:
 class IdsTranslation:
     """A sparse feature's rows in the other model's table, by its mapping ``fitted`` there.
 
-    ``table``: those of the rows of today's table; None for bins, which are computed from the raw numbers.
+    ``table``: the row for each row of today's table; None for bins, which are computed from the raw numbers.
     ``unseen``: the dataset keeps the hashes of the ids that have no row today.
     """
 
@@ -113,7 +113,7 @@ class IdsTranslation:
     unseen: bool = False
 
     def apply(self, ids: NDArray[Any], unseen: NDArray[np.uint64] | None) -> NDArray[np.int32]:
-        """Row numbers [n] of ``ids`` [n]: rows of today's table, of bins raw numbers with NaN for a missing one.
+        """Translate ``ids`` [n], rows of today's table, to rows [n]. For bins, ``ids`` are raw numbers; NaN: missing.
 
         ``unseen`` [n]: hashes of the ids without a row today, 0 for the others.
         """
@@ -126,7 +126,7 @@ class IdsTranslation:
         return rows
 
     def rows_of(self, hashes: pl.Series) -> NDArray[np.int32]:
-        """The row of each of ``hashes``."""
+        """Return the row of each of ``hashes``."""
         return self.mapping.rows(self.fitted, hashes)[0].to_numpy()
 
 
@@ -146,7 +146,7 @@ class Translation:
 
     @property
     def raw(self) -> list[str]:
-        """Features whose raw numbers ``values`` and ``rows`` want in place of what the dataset's columns hold."""
+        """Features for which ``values`` and ``rows`` need raw numbers in place of what the dataset's columns hold."""
         names = [name for name, each in self.dense.items() if each is not None and each.raw]
         # A feature without a table is binned: its rows are computed from the raw numbers.
         names += [name for name, each in self.sparse.items() if each is not None and each.table is None]
@@ -154,16 +154,16 @@ class Translation:
 
     @property
     def unseen(self) -> list[str]:
-        """Features of whose ids without a row today ``rows`` wants the hashes."""
+        """Features for which ``rows`` needs the hashes of ids that have no row today."""
         return [name for name, each in self.sparse.items() if each is not None and each.unseen]
 
     def values(self, feature: str, values: NDArray[np.floating]) -> NDArray[np.floating]:
-        """A dense feature in the other model's scale."""
+        """Translate a dense feature to the other model's scale."""
         change = self.dense[feature]
         return values if change is None else change.apply(values)
 
     def rows(self, feature: str, ids: NDArray[Any], unseen: NDArray[np.uint64] | None = None) -> NDArray[Any]:
-        """Row numbers of the other model's table; ``unseen``: as of ``IdsTranslation``."""
+        """Return row numbers of the other model's table; ``unseen``: see ``IdsTranslation``."""
         change = self.sparse[feature]
         return ids if change is None else change.apply(ids, unseen)
 
@@ -172,7 +172,7 @@ def translation(store: Store, dataset: str, version: str, allow: Collection[str]
     """Return how rows of a dataset become those that a version would have got.
 
     Args:
-        store: Where both are.
+        store: The store that holds both.
         dataset: Path of the dataset.
         version: Path of the version.
         allow: ``checkpoint.allow``: settings that differ because the log changed, not what is read from it.
@@ -219,7 +219,7 @@ def translation(store: Store, dataset: str, version: str, allow: Collection[str]
 def _translate_dense(
     name: str, now: dict[str, Any], then: dict[str, Any], raw_features: frozenset[str]
 ) -> DenseTranslation | None:
-    # Of all columns of a feature: one of a number, ``width`` of a vector.
+    # Translates all columns of a feature: one for a number, ``width`` for a vector.
     width = then.get("width", 1)
     if width != now.get("width", 1):
         today = now.get("width", 1)
@@ -233,7 +233,8 @@ def _translate_dense(
     merged = now_scale.feature.zero_is_missing and not then_scale.feature.zero_is_missing
     coarse = False
     if now_scale.feature.linear and then_scale.feature.linear:
-        # float32 rounds a number by its distance from the mean; what counts is the deviation that the model knows.
+        # float32 rounds a number by its distance from the mean. The error matters relative to the model's own
+        # deviation.
         distance = abs(now_scale.fitted.mean - then_scale.fitted.mean)
         coarse = distance * float(np.finfo(np.float32).eps) > _MOST_ROUNDING * then_scale.fitted.std
     cut = f"is clipped to {now_clip}"
@@ -296,10 +297,10 @@ def _translate_ids(
         raise NotComparableError(_OTHER_MAPPING.format(name, now["mapping"], then["mapping"]))
     table = np.full(now["rows"], UNSEEN_ROW, np.int32)
     table[:RESERVED_ROWS] = np.arange(RESERVED_ROWS)
-    # Rows that unknown ids hash into.
+    # Rows that unknown ids hash into stay the same.
     if today.spread and today.spread == fitted.spread:
         table[today.spread[0] :][: today.spread[1]] = np.arange(today.spread[0], sum(today.spread))
-    # Where ids share a row, the most frequent one comes last: it speaks for the row.
+    # If ids share a row, the most frequent one comes last, so that its row is the one that stays.
     known = today.known.sort("count", "hash")
     change = IdsTranslation(mapping, fitted, table, unseen)
     table[known["row"].to_numpy()] = change.rows_of(known["hash"])
@@ -310,7 +311,7 @@ def _translate_ids(
 
 
 def _read_mapping(store: Store, path: str, name: str, record: Mapping[str, Any]) -> tuple[IdMapping, FittedMapping]:
-    # The mapping of a feature and its fit in the dataset or version at ``path``, without candidates.
+    # Returns the mapping of a feature and its fit in the dataset or version at ``path``, without candidates.
     def read_table(file: str) -> pl.DataFrame | None:
         if file != record["vocab"]:
             return None

@@ -1,7 +1,7 @@
-"""What processes that score side by side tell each other: a JSON object and bytes, over a socket. No pickle.
+"""Messages between processes that score side by side: a JSON object and bytes, over a socket. No pickle.
 
-Blocks go out unread where they are text, so that whoever scores them also takes them apart. Columns travel as Arrow's
-IPC format, to the bit.
+Blocks of text are sent unparsed, so that the process that scores them also parses them. Columns travel in Arrow's IPC
+format, which keeps every bit.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ _LOGITS, _LABEL, _WEIGHT = "logits:", "label:", "weight"
 
 
 class Channel:
-    """One end of a connection. ``receive`` raises EOFError where the other end is gone."""
+    """One end of a connection. ``receive`` raises EOFError if the other end is gone."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection, self._source = connection, connection.makefile("rb")
 
     def send(self, head: Mapping[str, Any], body: bytes = b"") -> None:
-        """Send a message; OSError where the other end is gone."""
+        """Send a message; OSError if the other end is gone."""
         text = json.dumps(head).encode()
         self._connection.sendall(_SIZES.pack(len(text), len(body)) + text)
-        # By itself, since a body may be large, and joining both would copy it.
+        # Sent separately, because the body may be large, and joining both would copy it.
         self._connection.sendall(body)
 
     def receive(self) -> Message:
-        """The next message."""
+        """Receive the next message."""
         head, body = _SIZES.unpack(self._read(_SIZES.size))
         return json.loads(self._read(head)), self._read(body)
 
@@ -56,13 +56,13 @@ class Channel:
         return data
 
     def close(self) -> None:
-        """The other end's next ``receive`` ends."""
+        """Close the connection, which ends the other end's next ``receive``."""
         self._source.close()
         self._connection.close()
 
 
 def block_message(block: Block) -> Message:
-    """A block of a log, for ``block_of``."""
+    """Return the message for a block of a log, which ``block_of`` restores."""
     if isinstance(block, PartitionBlock):
         head, body = block_message(block.block)
         return {"kind": "partition", "values": block.values, "columns": [*block.columns], "block": head}, body
@@ -80,7 +80,7 @@ def block_message(block: Block) -> Message:
 
 
 def block_of(head: Mapping[str, Any], body: bytes) -> Block:
-    """The block behind ``block_message``."""
+    """Restore the block from ``block_message``."""
     own: dict[str, Any] = {name: head[name] for name in ("file", "place") if name in head}
     kind = head["kind"]
     if kind == "partition":
@@ -99,7 +99,7 @@ def block_of(head: Mapping[str, Any], body: bytes) -> Block:
 
 
 def scored_message(scored: ScoredBlock) -> Message:
-    """What was made of a block, for ``scored_of``."""
+    """Return the message for the scores of a block, which ``scored_of`` restores."""
     columns = {_LINES: np.ascontiguousarray(scored.lines)}
     for task, logits in enumerate(scored.columns.T):
         # The columns of a row-major matrix are strided in memory.
@@ -113,7 +113,7 @@ def scored_message(scored: ScoredBlock) -> Message:
 
 
 def scored_of(head: Mapping[str, Any], body: bytes) -> ScoredBlock:
-    """The scores behind ``scored_message``."""
+    """Restore the scores from ``scored_message``."""
     tasks, labels, others = [], {}, {}
     for column in pl.read_ipc(io.BytesIO(body)).get_columns():
         values = column.to_numpy()

@@ -1,4 +1,4 @@
-"""Scores raw rows with a published version: of a file, a folder or a table, to a file of scores."""
+"""Scores raw rows of a file, a folder or a table with a published version, and writes the scores to a file."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from pipeline.store.artifacts import Store
 from pipeline.store.errors import disk_errors
 from pipeline.store.files import whole_file
 
-# Rejected rows that the result shows.
+# Number of rejected rows that the result shows.
 SHOWN = 5
 P = ParamSpec("P")
 # Columns file, line, probability, further tasks; label where the rows have one.
@@ -70,10 +70,10 @@ def score_file(
         labelled: False: the rows have no label column.
         ranks: Processes that score; None: as many as pay. Their number changes no bit of the scores.
         reject: Gets the rows of a block that do not parse, with their file.
-        progress: Gets bytes read of how many, on disk.
+        progress: Gets how many bytes on disk were read, and how many there are.
 
     Returns:
-        What was done. It counts rejected rows and shows the first, and has the figures ``eval`` with labels of both
+        A summary. It counts rejected rows and shows the first, and has the figures ``eval`` if there are labels of both
         classes.
 
     Raises:
@@ -134,7 +134,7 @@ class RejectCounter:
         self.first: list[str] = []
 
     def add(self, file: str, rejects: list[Reject]) -> None:
-        """Take in the ``rejects`` of a block of ``file``."""
+        """Count and pass on the ``rejects`` of a block of ``file``."""
         if not rejects:
             return
         self.rows += len(rejects)
@@ -144,7 +144,7 @@ class RejectCounter:
 
 
 def blocks_of(data: DataConfig, spec: DataSpec, block_mib: int) -> tuple[int, Iterator[tuple[Block, int]]]:
-    """Return bytes on disk, and the blocks, each with how many of the bytes were read by then."""
+    """Return the bytes on disk, and the blocks, each with the number of bytes read so far."""
     if data.connector is None:
         files = find_files(data.path or "")
         file_parts = file_sources(data, spec, files, block_mib)
@@ -170,7 +170,7 @@ def blocks_of(data: DataConfig, spec: DataSpec, block_mib: int) -> tuple[int, It
 
 
 def score_lines(scored: ScoredBlock, description: Description) -> Scored:
-    """Return what is written of a block: its file, and of each row number in it, prediction and label, if it has one.
+    """Return what is written for a block: for each row its file, number, prediction, and label if it has one.
 
     A further task has a column of its name, and for its labels (null where missing) one called ``label_<name>``.
     """
@@ -189,7 +189,7 @@ def score_lines(scored: ScoredBlock, description: Description) -> Scored:
 
 
 def _figures(kept: list[ScoredBlock], description: Description) -> dict[str, Any]:
-    # ``eval``: NE, AUC, ... of labelled rows of both classes, and of further tasks; {} else.
+    # Returns ``eval``: NE, AUC, ... of labelled rows, and those of further tasks; {} without labels of both classes.
     if not kept:
         return {}
     labels = {name: np.concatenate([block.labels[name] for block in kept]) for name in kept[0].labels}
@@ -230,7 +230,7 @@ def _name_argument(path: str) -> Iterator[None]:
 
 @contextmanager
 def score_sink(out: str, path: str) -> Iterator[Callable[[Scored], None]]:
-    """Open what writes scores, block by block, to ``out`` (any fsspec URL): Parquet by its name, else CSV.
+    """Open a writer of scores, block by block, to ``out`` (any fsspec URL): Parquet if its name says so, else CSV.
 
     ``-`` is standard output. A file has its name only once it is whole. ConfigError where the rows at ``path`` would be
     overwritten.
@@ -247,9 +247,9 @@ def score_sink(out: str, path: str) -> Iterator[Callable[[Scored], None]]:
 
 @contextmanager
 def reject_sink(out: str | None, path: str) -> Iterator[Callable[[str, list[Reject]], None]]:
-    """Open what writes rejected rows, block by block, to ``out``: a JSON object a line, as ``quarantine.jsonl``.
+    """Open a writer of rejected rows, block by block, to ``out``: a JSON object a line, as in ``quarantine.jsonl``.
 
-    None: they are written nowhere. As ``score_sink`` otherwise.
+    Without ``out``, they are not written. Otherwise as ``score_sink``.
     """
     if out is None:
         yield lambda file, rejects: None
@@ -260,13 +260,13 @@ def reject_sink(out: str | None, path: str) -> Iterator[Callable[[str, list[Reje
 
 
 def _require_other_file(out: str, option: str, path: str) -> None:
-    # ConfigError where ``out`` is one of the rows' files at ``path``, under whatever name.
+    # Raises ConfigError if ``out`` is one of the rows' files at ``path``, under any name.
     read = None
     with _name_argument(path):
         if connector_at(path)[0] is None:
             read = find_files(path)
     fs, full = fsspec.core.url_to_fs(out)
-    # A file on another file system is none of the input files.
+    # A file on another file system is not one of the input files.
     if read is None or type(fs) is not type(read.fs):
         return
     names = set(read.paths)
@@ -278,7 +278,7 @@ def _require_other_file(out: str, option: str, path: str) -> None:
 
 
 def _guarded(write: Callable[P, None], out: str, option: str) -> Callable[P, None]:
-    # Failures of ``write`` name its own file: two of them may be open.
+    # Errors of ``write`` name its own file, because two of them may be open.
     def guarded(*arguments: P.args, **named: P.kwargs) -> None:
         with disk_errors(out, f"{option} "):
             write(*arguments, **named)

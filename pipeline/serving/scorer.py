@@ -45,7 +45,7 @@ class ScoredBlock:
     Attributes:
         file: The block's file.
         lines: Numbers of the rows that parse, [n].
-        logits: Of these, [n]; of several tasks [n, T].
+        logits: Logits of these rows, [n]; with several tasks [n, T].
         labels: By task, [n] each; empty where rows have none.
         weights: How many rows each row counts as, [n]; None: one.
         rejects: The rows that do not parse.
@@ -125,7 +125,7 @@ class Scorer:
 
 
 def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConfig, int]:
-    # Group data as the version was made with, for the rows at ``path``, and ingest.block_mib.
+    # Returns group ``data`` that the version was made with, changed for the rows at ``path``, and ingest.block_mib.
     built = read(Description, store, f"{place}/{SERVING}")
     if built.package and built.model not in MODELS.names():
         raise ArtifactError(
@@ -145,7 +145,7 @@ def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConf
         data = dataclasses.replace(data, format="criteo")
     ending = path.rpartition(".")[2]
     if ending in ("parquet", "orc", "avro", "jsonl"):
-        # Their columns have names, whatever the training's logs were written as.
+        # Columns of these formats have names, whatever format the training's logs had.
         data = dataclasses.replace(data, format=ending)
     if not labelled:
         labels = {data.label.column, data.weight, data.sampling.column}
@@ -159,14 +159,14 @@ def _data(store: Store, place: str, path: str, labelled: bool) -> tuple[DataConf
 
 
 def version_settings(store: Store, place: str) -> Config:
-    """Read the configuration of the version at ``place``; ArtifactError where what is there is none."""
+    """Read the configuration of the version at ``place``; ArtifactError if it is invalid."""
     from pipeline.config.compose import from_yaml
 
     with store.open(f"{place}/config.yaml") as source:
         text = source.read()
     try:
         return from_yaml(text.decode())
-    # OmegaConf asserts that it is no scalar.
+    # OmegaConf raises AssertionError for a scalar.
     except (UnicodeDecodeError, AssertionError, RecursionError) as error:
         raise ArtifactError(
             f"{store.url_of(place)}/config.yaml is no configuration: {type(error).__name__}", hint="publish it again"
@@ -174,8 +174,8 @@ def version_settings(store: Store, place: str) -> Config:
 
 
 def _spec(data: DataConfig, labelled: bool) -> DataSpec:
-    # What a row must have: the features, and the label if there is one. Days and splits matter to training only.
-    # Histories that ingestion built must come with the row, as lists of structs.
+    # Returns what a row must have: the features, and the label if there is one. Days and splits matter to training
+    # only. Histories that ingestion built must come with the row, as lists of structs.
     data = dataclasses.replace(
         data, dedupe=DedupeConfig(), split=SplitConfig(), sequences=given_sequences(data.sequences)
     )
@@ -222,7 +222,7 @@ B = TypeVar("B")
 def one_thread() -> Iterator[int]:
     """Let torch compute with one thread in this context, as every rank does; yields how many threads it had before.
 
-    The number of threads decides in which order a library adds.
+    The number of threads decides the order in which a library adds numbers.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -233,6 +233,6 @@ def one_thread() -> Iterator[int]:
 
 
 def run_in_threads(work: Callable[[A], B], items: Iterable[A]) -> Iterator[B]:
-    """Yield ``work`` of each item in order, by as many threads as torch has; it has one in each of them."""
+    """Yield ``work`` of each item in order, by as many threads as torch has; torch gets one thread in each of them."""
     with one_thread() as threads, contextlib.closing(in_order(work, iter(items), threads)) as results:
         yield from results

@@ -1,4 +1,4 @@
-"""Datasets scored by versions: for the gate, for the importance of features, and for what an ensemble costs."""
+"""Scores datasets with versions: for the gate, for the importance of features, and for the cost of an ensemble."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ NONE: Mapping[str, np.ndarray] = MappingProxyType({})
 
 @dataclass
 class DatasetScores:
-    """What a pass over held-out rows brought: logits by model, codes of sliced features, lookups and those served by
-    trained rows, by feature.
+    """The result of a pass over held-out rows.
+
+    Logits by model, codes of sliced features, and by feature the lookups with an id and how many trained rows served.
     """
 
     logits: dict[str, list[np.ndarray]]
@@ -40,7 +41,7 @@ class DatasetScores:
     served: dict[str, int] = field(default_factory=dict)
 
     def add(self, following: DatasetScores) -> None:
-        """Add those of the next rows."""
+        """Add the result of the next rows."""
         for arrays, next_arrays in ((self.logits, following.logits), (self.codes, following.codes)):
             for name, parts in next_arrays.items():
                 arrays.setdefault(name, []).extend(parts)
@@ -49,7 +50,7 @@ class DatasetScores:
                 counts[name] = counts.get(name, 0) + count
 
     def coverage(self) -> dict[str, float]:
-        """Share of lookups with an id that a trained row serves, by feature; features without lookups are left out."""
+        """Return the share of lookups with an id that trained rows serve, by feature; only of features with such."""
         return {name: self.served[name] / count for name, count in self.lookups.items() if count}
 
 
@@ -60,7 +61,7 @@ def _decode(split: SplitReader, group: RowGroup) -> DecodedColumns:
 
 
 def row_blocks(split: SplitReader) -> Iterator[BaselineRows]:
-    """Yield the rows of ``split``, a row group at a time, for the simple model that a first one is measured by."""
+    """Yield the rows of ``split``, a row group at a time, for the simple model that a first one is compared with."""
     for group in split.groups:
         columns = _decode(split, group)
         ids: dict[str, Any] = dict(zip(split.single, columns.single, strict=True))
@@ -71,9 +72,9 @@ def row_blocks(split: SplitReader) -> Iterator[BaselineRows]:
 
 
 def feature_codes(split: SplitReader, features: list[str]) -> dict[str, list[np.ndarray]]:
-    """Return by feature a number for each row of ``split`` to slice by, an array for each row group.
+    """Return for each feature the codes of the rows of ``split``, by which slices are cut: an array per row group.
 
-    It is the row in the table, of several the first; of a sequence as ``length_codes`` says.
+    A code is the row in the table, the first one if there are several. For sequences see ``length_codes``.
     """
     codes: dict[str, list[np.ndarray]] = {name: [] for name in features}
     if not features:
@@ -99,8 +100,8 @@ def score_dataset(
     Args:
         split: The rows.
         models: By name, with how rows become those that the model reads.
-        trained: Of each feature's table a bit for each row that training has moved (``publishing.table_writer``). None:
-            not known, then all rows but the reserved ones count as trained.
+        trained: For each feature's table a bit per row: whether training has moved it (``publishing.table_writer``).
+            None: unknown, so all rows but the reserved ones count as trained.
         slices: Sparse features and sequences whose codes are kept.
         groups: Only these row groups.
     """
@@ -143,9 +144,9 @@ def score_columns(
     raw: Mapping[str, np.ndarray] = NONE,
     unseen: Mapping[str, np.ndarray] = NONE,
 ) -> np.ndarray:
-    """Return the logits of decoded rows, as the other model would have seen them where there is a ``translation``.
+    """Return the logits of decoded rows, which a ``translation`` turns into what the model would have seen.
 
-    ``raw``: numbers of the features that are translated from these; ``unseen``: hashes of the ids without a row.
+    ``raw``: raw numbers of the features that are translated from them; ``unseen``: hashes of the ids without a row.
     """
     dense = []
     for name in model.description.dense:
@@ -178,7 +179,10 @@ def _codes(split: SplitReader, columns: DecodedColumns, name: str) -> np.ndarray
 
 
 def length_codes(columns: DecodedColumns, sequence: SequenceGroup) -> np.ndarray:
-    """A number for each row, by which slices are cut: 0 without events, else 1 + log2 of their number, rounded down."""
+    """Return a code for each row, by which slices are cut.
+
+    It is 0 without events, else 1 + log2 of their number, rounded down.
+    """
     lists = [columns.ragged[column.name] for column in sequence.columns]
     starts, lengths = lists[0].offsets[:-1], np.diff(lists[0].offsets)
     missing = np.all([column.values[starts] == MISSING_ROW for column in lists], axis=0)
@@ -188,7 +192,7 @@ def length_codes(columns: DecodedColumns, sequence: SequenceGroup) -> np.ndarray
 
 
 def length_names(sequence: SequenceGroup) -> dict[int, str]:
-    """Return what the numbers of ``length_codes`` are called."""
+    """Return the names of the codes of ``length_codes``."""
     names = {0: "(no events)", 1: "1 event"}
     for power in range(1, sequence.max_length.bit_length()):
         most = min(2 ** (power + 1) - 1, sequence.max_length)
@@ -196,7 +200,7 @@ def length_names(sequence: SequenceGroup) -> dict[int, str]:
     return names
 
 
-# Row groups that a sample comes from: each is decoded as a whole.
+# Maximum number of row groups that a sample comes from, because each is decoded as a whole.
 MOST_GROUPS = 8
 # Rows and tries of ``serving_cost``; the fastest try counts.
 _COST_ROWS = 4096
@@ -206,14 +210,14 @@ _TRIES = 3
 def importance(
     split: SplitReader, model: ServedModel, groups: Mapping[str, Sequence[str]], rows: int, seed: int
 ) -> dict[str, Importance]:
-    """Measure how far NE rises where the values of features change places between rows, by the names of ``groups``.
+    """Measure how far NE rises if the values of features are permuted between rows, for each of ``groups``.
 
     This is permutation importance (Breiman 2001, Random Forests, section 10), on about ``rows`` rows, evenly spread
-    over ``split``, with the model as it is served. Features of a group change places together.
+    over ``split``, with the model as it is served. Features of a group are permuted together.
 
     Returns:
-        The same for the same ``seed``. Empty where these rows are of one class, or where the model gives one of them no
-        finite logit; a group that brings such logits is left out.
+        The importance of each group, the same for the same ``seed``. Empty if these rows are of one class, or if the
+        model gives one of them no finite logit; a group that brings such logits is left out.
     """
     columns = sampled(split, rows)
     labels, weights = columns.labels, split.counted_for(columns)
@@ -276,7 +280,7 @@ def _permuted(
 
 
 def _losses(labels: NDArray[np.floating], logits: NDArray[np.floating]) -> NDArray[np.float64]:
-    # Log loss of each row, in nats; of several tasks that of the main one.
+    # Returns the log loss of each row, in nats; with several tasks that of the main one.
     main = (logits if logits.ndim == 1 else logits[:, 0]).astype(np.float64)
     return np.logaddexp(0.0, main) - labels * main
 
@@ -284,7 +288,7 @@ def _losses(labels: NDArray[np.floating], logits: NDArray[np.floating]) -> NDArr
 def serving_cost(
     split: SplitReader, models: Mapping[str, tuple[Any, Any]], layouts: Mapping[str, TableLayout], members: int
 ) -> ServingCost:
-    """Measure what scoring by the candidate of ``models`` takes, and by an incumbent that needs no translation."""
+    """Measure the cost of scoring with the candidate of ``models``, and with an incumbent that needs no translation."""
     columns = sampled(split, _COST_ROWS)
     row_us = {}
     for name in ("candidate", "incumbent"):

@@ -1,7 +1,7 @@
-"""Processes of this machine that score blocks beside this one. Tables lie in memory once: all map the same files.
+"""Processes of this machine that score blocks beside this one. Tables are in memory once: all map the same files.
 
-This process reads the blocks and deals them to whoever is free; the scores come back in the order of the blocks. So a
-block is the same whoever scores it, each rank works with one thread, and the number of ranks changes no bit.
+This process reads the blocks and gives each to a free rank; the scores come back in the order of the blocks. Every rank
+scores a block in the same way, with one thread, so the number of ranks changes no bit.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from pipeline.serving.ipc import Channel, Message, block_message, block_of, scor
 from pipeline.serving.scorer import ScoredBlock, Scorer
 from pipeline.store.artifacts import Store
 
-# Of the fork server: what its ranks do.
+# Command of the fork server that makes its ranks score.
 COMMAND = "scorer"
-# What ranks have imported when they start: nothing that imports Polars, which has threads.
+# Modules that the fork server imports before ranks start. None of them may import Polars, which starts threads.
 MODULES = ("torch", "torch.export._trace", "pipeline.publishing.served")
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"}
 _SOCKET, _LOG_BYTES = "ranks", 2000
 
 
 class _Rank(Protocol):
-    """Whoever scores a block at a time: a ``Scorer``, or another process with one."""
+    """Scores one block at a time: a ``Scorer``, or another process with one."""
 
     def score(self, block: Block) -> ScoredBlock:
         """See ``Scorer``."""
         ...
 
     def cache_figures(self) -> dict[str, float]:
-        """As of ``ServedModel``."""
+        """See ``ServedModel``."""
         ...
 
 
 class Ranks:
-    """``scorer`` of this process, and other processes that open the same version.
+    """The ``scorer`` of this process, and other processes that open the same version.
 
     Use it as a context manager: the processes end with it.
 
@@ -74,7 +74,7 @@ class Ranks:
     def start(self, others: int) -> None:
         """Start ``others`` processes, which takes seconds. They die with the thread that calls this.
 
-        From then on, one thread more than that may call ``score`` at a time.
+        From then on, ``others`` + 1 threads may call ``score`` at the same time.
         """
         if not others:
             return
@@ -88,14 +88,14 @@ class Ranks:
         logs = [str(folder / f"{rank}.log") for rank in range(1, others + 1)]
         server.fork(Request([str(folder / _SOCKET)], logs[0], logs, _ONE_THREAD, meet=False))
         starter = threading.Thread(target=self._start, args=(listener, _Processes(server, logs), others), daemon=True)
-        # The last one is called first.
+        # An ExitStack calls them in reverse: the last one first.
         for ending in (starter.join, server.close, self._ending.set):
             self._stack.callback(ending)
         starter.start()
 
     @property
     def up(self) -> int:
-        """How many take part by now, this process among them."""
+        """Number of ranks that take part by now, including this process."""
         return len(self._ready)
 
     def __enter__(self) -> Ranks:
@@ -110,7 +110,7 @@ class Ranks:
         """Return what the next free rank makes of ``block``.
 
         Raises:
-            LaunchError: That rank ends over it.
+            LaunchError: The rank died.
         """
         rank = self._free.get()
         try:
@@ -119,7 +119,7 @@ class Ranks:
             self._free.put(rank)
 
     def cache_figures(self) -> dict[str, float]:
-        """Hits and misses of all ranks that have come up; no one may be at work."""
+        """Return hits and misses of all ranks that have started; none of them may be scoring."""
         # The tables on disk are the same for all ranks, so they count once; each rank has a cache of its own.
         figures = dict(self._ready[0].cache_figures())
         for rank in self._ready[1:]:
@@ -129,7 +129,7 @@ class Ranks:
         return figures
 
     def _start(self, listener: socket.socket, processes: _Processes, others: int) -> None:
-        # Each of the others takes part as soon as it is ready; an error meets the next blocks.
+        # Each of the other ranks takes part once it is ready. If one fails to start, the next blocks raise its error.
         listener.settimeout(POLL_SECONDS)
         starting: list[_Other] = []
         try:
@@ -170,8 +170,8 @@ class Effort:
 
         Args:
             read: Bytes that the block took.
-            seconds: That it took.
-            start: CPU seconds that it took this process to begin, as it takes the others.
+            seconds: Seconds that the block took.
+            start: CPU seconds that this process took to start, as the others will.
         """
         if self.given is not None:
             return self.given
@@ -185,7 +185,7 @@ class Effort:
 def in_blocks(side: Ranks, blocks: Iterator[tuple[Block, int]], effort: Effort) -> Iterator[tuple[ScoredBlock, int]]:
     """Yield the scores of ``blocks`` in order, each with the bytes read by then.
 
-    The first block tells how many ranks pay.
+    The first block decides how many ranks pay.
     """
     start, began = time.process_time(), time.monotonic()
     first = next(blocks, None)
@@ -203,7 +203,7 @@ def in_blocks(side: Ranks, blocks: Iterator[tuple[Block, int]], effort: Effort) 
 
 
 class _Processes:
-    """The processes behind the others."""
+    """The operating system's processes of the other ranks."""
 
     def __init__(self, server: ForkServer, logs: list[str]) -> None:
         self._server, self._logs, self._lock = server, logs, threading.Lock()
@@ -220,7 +220,7 @@ class _Processes:
         if code < 0:
             how = f"was killed by signal {-code}{cause_of(-code)}"
         text = f"rank {rank + 1} of predict {how}; nothing is written"
-        # Without a file it had no time to open one.
+        # If there is no file, the process ended before it opened one.
         with contextlib.suppress(OSError):
             message = Path(self._logs[rank]).read_text(errors="replace")[-_LOG_BYTES:].strip()
             if message:
@@ -233,7 +233,7 @@ class _Other:
 
     def __init__(self, channel: Channel, processes: _Processes, opening: Mapping[str, Any]) -> None:
         self._channel, self._processes = channel, processes
-        # A process that is gone cannot be written to, as the answer says; so below.
+        # Writing to a process that is gone fails, here and below. ``answer`` then raises the reason.
         with contextlib.suppress(OSError):
             channel.send(opening)
 
@@ -269,17 +269,17 @@ class _Failed:
         self._error = error
 
     def score(self, block: Block) -> ScoredBlock:
-        """Raise why it did not start."""
+        """Raise the error that kept it from starting."""
         raise self._error
 
     def cache_figures(self) -> dict[str, float]:
-        """Raise why it did not start."""
+        """Raise the error that kept it from starting."""
         raise self._error
 
 
 @contextlib.contextmanager
 def _short(folder: Path) -> Iterator[str]:
-    # A path of the folder that is short enough for a socket's: the kernel takes about a hundred characters.
+    # Yields a path of the folder that is short enough for a socket: the kernel allows about a hundred characters.
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{handle}"
@@ -288,11 +288,11 @@ def _short(folder: Path) -> Iterator[str]:
 
 
 def be_scorer(path: str) -> int:
-    """Be one of the others: open the version that the process at socket ``path`` says, then score its blocks."""
+    """Run a scoring process: open the version that the process at socket ``path`` names, then score its blocks."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection, _short(Path(path).parent) as place:
         connection.connect(f"{place}/{Path(path).name}")
         channel = Channel(connection)
-        # Whoever asked may have ended, or has what it wants.
+        # The other process may have ended, or may need no more scores.
         with contextlib.suppress(EOFError, BrokenPipeError):
             opening, _ = channel.receive()
             version = Path(opening.pop("folder"))

@@ -24,9 +24,9 @@ class Calibrator(ABC):
 
     @abstractmethod
     def fit(self, rows: Any) -> CalibrationCurve:
-        """The curve of ``rows`` (``evaluation.calibration_curves.CalibrationRows``), sorted and of both classes.
+        """Fit the curve of ``rows`` (``evaluation.calibration_curves.CalibrationRows``), sorted and of both classes.
 
-        float64, the same for equal rows.
+        The curve is float64, and the same for equal rows.
         """
 
 
@@ -40,5 +40,5 @@ CALIBRATORS: Registry[Calibrator] = Registry(
 
 
 def calibrator_docs() -> str:
-    """Documentation of the calibrators."""
+    """Return the documentation of the calibrators."""
     return " ".join(f"{each.name}: {each.doc}" for each in CALIBRATORS)

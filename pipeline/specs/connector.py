@@ -55,18 +55,18 @@ class Snapshot(ABC):
 
     @abstractmethod
     def delivery(self, day: date | None) -> Delivery:
-        """What there is of ``day``, or of all days."""
+        """Return what exists of ``day``, or of all days."""
 
     @abstractmethod
     def sources(self, day: date | None, spec: Any, block_bytes: int) -> Sequence[Any]:
-        """``ingest.sources.Source`` of every part that may hold rows of ``day``, in a fixed order.
+        """Return an ``ingest.sources.Source`` for every part that may hold rows of ``day``, in a fixed order.
 
-        ``spec``: the log's ``DataSpec``. Raises DataError where the snapshot lacks a column of it.
+        ``spec``: the log's ``DataSpec``. Raises DataError if the snapshot lacks a column of it.
         """
 
     @abstractmethod
     def excerpt(self, rows: int) -> Excerpt:
-        """About ``rows`` rows, of parts that are spread evenly."""
+        """Read about ``rows`` rows, from parts that are spread evenly."""
 
 
 class Connector(ABC):
@@ -89,28 +89,28 @@ class Connector(ABC):
     messages: tuple[str, ...] = ()
 
     def check(self, data: Any, path: str) -> None:  # noqa: B027 (most have nothing to check)
-        """ConfigError for a ``DataConfig`` that cannot be read; ``path``: its key."""
+        """Raise ConfigError for a ``DataConfig`` that cannot be read; ``path``: its key."""
 
     def open(self, data: Any, mark: str = "") -> Snapshot:
-        """The snapshot that ``data.snapshot`` names, by default the newest; the one with ``mark`` if that is given.
+        """Return the snapshot that ``data.snapshot`` names, by default the newest, or the one with ``mark`` if given.
 
-        Raises ConfigError where the library is missing, DataError where there is no such table or snapshot,
-        UnreachableError where nothing answers.
+        Raises ConfigError if the library is missing, DataError if there is no such table or snapshot,
+        UnreachableError if nothing answers.
         """
-        # Checked first, so that a missing library is not reported as an error of the data by ``opened``.
+        # Check the library first, so that ``opened`` does not report a missing one as an error of the data.
         self.require()
         return self.opened(data, mark)
 
     def latest(self, data: Any) -> Snapshot:
-        """The newest snapshot, all days of it: for a look at it, not for a dataset."""
+        """Return the newest snapshot of all days: for looking at the data, not for a dataset."""
         return self.open(dataclasses.replace(data, day=None, snapshot=None))
 
     @abstractmethod
     def opened(self, data: Any, mark: str) -> Snapshot:
-        """As ``open``; the library is there."""
+        """Return the snapshot as ``open`` does, which has found the library installed."""
 
     def require(self) -> None:
-        """Import the library; ConfigError where it is not installed."""
+        """Import the library; ConfigError if it is not installed."""
         # The message includes the error's text, because a dependency of the library may be what is missing.
         try:
             importlib.import_module(self.module)
@@ -122,11 +122,11 @@ class Connector(ABC):
 
 
 def newest(current: Snapshot, earlier: Callable[[int], Snapshot | None], mark: str, most: int) -> Snapshot | None:
-    """``current``, or the newest of ``earlier`` (1: the one before it, None: there are no more) that has ``mark``.
+    """Return the newest of ``current`` and ``earlier`` (1: the one before it; None: no more) that has ``mark``.
 
-    None where none of ``most`` has; ``mark`` "" is that of the current one.
+    None if none of ``most`` snapshots has it; an empty ``mark`` selects the current one.
     """
-    # Fetched one by one, because each may cost requests.
+    # Fetch snapshots one by one, because each may cost requests.
     snapshot: Snapshot | None = current
     for back in range(1, most + 1):
         if snapshot is None or not mark or snapshot.mark == mark:

@@ -160,7 +160,7 @@ class GateCheck(ABC):
 
     @abstractmethod
     def decide(self, inputs: GateInputs) -> Iterable[Check]:
-        """Decide from ``inputs``; nothing where the check does not apply.
+        """Decide from ``inputs``; nothing if the check does not apply.
 
         A ``Check`` that did not pass holds the model with its ``words`` as the reason, so they name the figure, the
         limit and the setting. Compare so that NaN does not pass: ``figure <= limit``, not ``not figure > limit``.

@@ -18,19 +18,19 @@ class HashTable:
     def __init__(self, hashes: np.ndarray, rows: np.ndarray) -> None:
         self._keys, self._rows = np.ascontiguousarray(hashes, np.uint64), np.ascontiguousarray(rows, np.int32)
         kernels = load_kernels("rows")
-        # Remembered, because the table may be unpickled on a machine that has kernels where this one has none, or the
-        # reverse. Without an index, ``rows_of`` searches the sorted keys.
+        # Remember this, because the table may be unpickled on another machine, and only one of the two may have
+        # kernels. Without an index, ``rows_of`` searches the sorted keys.
         self._indexed = kernels is not None
         if kernels is not None:
             self._keys, self._rows = kernels.index(self._keys, self._rows)
 
     def rows_of(self, hashes: np.ndarray) -> np.ndarray:
-        """Return the row of each of ``hashes``, int32; -1 of one that has none."""
+        """Return the row of each of ``hashes``, int32; -1 for one that has none."""
         hashes = np.ascontiguousarray(hashes, np.uint64)
         kernels = load_kernels("rows")
         if kernels is not None and self._indexed:
             return kernels.find(self._keys, self._rows, hashes)
-        # A hash above the largest key gets the place behind it, where ``rows`` has one more entry, -1, and ``keys`` has
+        # A hash above the largest key gets the place after it, where ``rows`` has an extra entry of -1 and ``keys`` has
         # none.
         keys, rows = self._sorted
         place = np.searchsorted(keys, hashes)
@@ -40,7 +40,7 @@ class HashTable:
 
     @cached_property
     def _sorted(self) -> tuple[np.ndarray, np.ndarray]:
-        # Keys, rising, and their rows, with -1 behind them. Places of an index that are free have row -1, too.
+        # Return the keys, rising, and their rows, followed by -1. Free places of an index have row -1, too.
         used = np.flatnonzero(self._rows >= 0)
         used = used[np.argsort(self._keys[used])]
         return self._keys[used], np.append(self._rows[used], np.int32(-1))

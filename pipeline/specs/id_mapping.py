@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from pipeline.specs.hash_table import HashTable
 
-# The mapping of features that have ``bins``; no setting names it.
+# The mapping of features that have ``bins``, which no setting names.
 BINS = "bins"
 T = TypeVar("T")
 
 
 def id_columns() -> dict[str, Any]:
-    """Columns of ``FittedMapping.ids`` and their types."""
+    """Return the columns of ``FittedMapping.ids`` and their types."""
     import polars as pl
 
     return {
@@ -52,21 +52,21 @@ def id_table(counts: pl.DataFrame, rows: np.ndarray) -> pl.DataFrame:
     import numpy as np
     import polars as pl
 
-    # Without days it is unknown when an id was last seen, and its heat.
+    # Without days, the day when an id was last seen is unknown, and so is its heat.
     columns = id_columns()
     none = [pl.lit(None, columns[name]).alias(name) for name in ("last_day", "heat")]
     return counts.with_columns(pl.Series("row", rows.astype(np.int32)), *none).select(list(columns))
 
 
 def no_rows_freed() -> pl.DataFrame:
-    """An empty ``FittedMapping.freed``."""
+    """Return an empty ``FittedMapping.freed``."""
     import polars as pl
 
     return pl.DataFrame(schema={"row": pl.Int32, "id": pl.String, "last_day": pl.Int32})
 
 
 def _joined(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """All ids of ``frames``, with every column of ``id_columns``; null where a frame lacks one."""
+    """Return all ids of ``frames``, with every column of ``id_columns``; null if a frame lacks one."""
     import polars as pl
 
     # ``files`` drops the last two columns from a dataset that no later day continues.
@@ -83,11 +83,11 @@ class MappedFeature(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The feature's name."""
 
     @property
     def rows(self) -> int:
-        """Cap of its table's rows, reserved ones included."""
+        """Limit of its table's rows, including reserved ones."""
 
     @property
     def multi(self) -> bool:
@@ -103,7 +103,7 @@ class MappedFeature(Protocol):
 
     @property
     def min_count(self) -> int:
-        """Lookups before an id gets a row."""
+        """Lookups that an id needs to get a row."""
 
     @property
     def when_full(self) -> str:
@@ -133,21 +133,21 @@ class Counts(ABC):
 
     @abstractmethod
     def distribution(self, ids: int, bins: int) -> dict[str, Any]:
-        """``distinct``, and ``shares`` of the most frequent ``ids`` (by ``keys``) or of ``bins`` (by ``bounds``)."""
+        """Return ``distinct``, and ``shares`` of the top ``ids`` (by ``keys``) or of ``bins`` (by ``bounds``)."""
 
     @abstractmethod
     def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
-        """The shares that the keys or bins of another day's ``distribution`` have here."""
+        """Return the shares that the keys or bins of another day's ``distribution`` have here."""
 
     @abstractmethod
     def curve(self, fitted: FittedMapping, missing: int) -> tuple[list[int], list[float]]:
-        """Log-spaced k up to the table's rows, and the share of lookups that its k hottest rows serve.
+        """Return log-spaced k up to the table's rows, and the share of lookups that its k hottest rows serve.
 
         ``missing``: lookups without an id.
         """
 
     def shares(self, count: int) -> Sequence[Any]:
-        """At most ``count`` counts of the same class that merge to these: those that no worker need add up alone."""
+        """Split these counts into at most ``count`` parts of the same class, for several workers to add up."""
         return [self]
 
     @property
@@ -156,7 +156,7 @@ class Counts(ABC):
         return False
 
     def settle(self, wanted: pl.Series | None = None) -> None:  # noqa: B027  (most counts are never on disk)
-        """Add up what is on disk so that the ids with the hashes ``wanted`` can be told apart."""
+        """Add up what is on disk, so that the ids with the hashes ``wanted`` can be distinguished."""
 
 
 class HeldCounts(Counts):
@@ -164,7 +164,7 @@ class HeldCounts(Counts):
 
     @abstractmethod
     def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
-        """Lookups of every row of the table, int64 [rows]; ``missing``: those without an id."""
+        """Return the lookups of every row of the table, int64 [rows]; ``missing``: lookups without an id."""
 
     def curve(self, fitted: FittedMapping, missing: int) -> tuple[list[int], list[float]]:
         """See ``Counts``."""
@@ -204,23 +204,23 @@ class FittedMapping:
         import polars as pl
 
         assert self.ids is not None
-        # Ties by hash, because several ids may share a row.
+        # Break ties by hash, because several ids may share a row.
         return self.ids.filter(pl.col("row").is_not_null()).sort("row", "hash")
 
     @property
     def candidates(self) -> pl.DataFrame:
-        """The ids that wait for a row, by falling count; ties by hash."""
+        """The ids that wait for a row, by falling count, ties by hash."""
         import polars as pl
 
         assert self.ids is not None
-        # Ties by hash, so that the result does not depend on the order in which blocks of rows were counted.
+        # Break ties by hash, so that the result does not depend on the order in which blocks of rows were counted.
         waiting = self.ids.filter(pl.col("row").is_null())
         return waiting.sort(["count", "hash"], descending=[True, False]).drop("row")
 
     @cached_property
     def lookup(self) -> pl.DataFrame | None:
-        """Hash and row of the ids that have rows; None where rows follow from the hash."""
-        # In one chunk, which NumPy can read without a copy.
+        """Hash and row of the ids that have rows; None if rows follow from the hash."""
+        # Keep it in one chunk, which NumPy can read without a copy.
         return None if self.ids is None else self.known.select("hash", "row").rechunk()
 
     @property
@@ -229,21 +229,21 @@ class FittedMapping:
         return self.freed_count if self.freed is None else self.freed.height
 
     def applied(self) -> FittedMapping:
-        """What ``IdMapping.apply`` needs of it: no ids, but the table that ``known_rows`` looks them up in."""
-        # Fills the cached property ``_table``, which could not be computed without the ids.
+        """Return what ``IdMapping.apply`` needs: no ids, but the table that ``known_rows`` looks them up in."""
+        # Fill the cached property ``_table``, which could not be computed without the ids.
         light = self.told()
         if self.ids is not None:
             light.__dict__["_table"] = self._table
         return light
 
     def told(self) -> FittedMapping:
-        """All but the ids: how many rows there are, and what became of them."""
-        # Empty, but not None, which would mean that rows follow from the hash.
+        """Return everything but the ids: the number of rows, and what became of the ids."""
+        # Make it empty but not None, which would mean that rows follow from the hash.
         ids = None if self.ids is None else self.ids.clear()
         return replace(self, ids=ids, freed=None, freed_count=self.freed_rows)
 
     def known_rows(self, hashes: pl.Series) -> pl.Series:
-        """Row (Int32) of each of ``hashes`` by the lookup; null for an id without a row."""
+        """Look up the row (Int32) of each of ``hashes``; null for an id without a row."""
         import polars as pl
 
         # Nulls are looked up as hash 0: ``IdMapping.rows`` replaces the result by the row of missing values.
@@ -251,7 +251,7 @@ class FittedMapping:
         return rows.set(rows < 0, None)
 
     def found_rows(self, hashes: np.ndarray) -> np.ndarray:
-        """The same of uint64 ``hashes`` as int32; -1 for an id without a row."""
+        """Look up uint64 ``hashes`` like ``known_rows``, as int32; -1 for an id without a row."""
         return self._table.rows_of(hashes)
 
     @cached_property
@@ -278,7 +278,7 @@ class FittingDay:
     _made: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def once(self, make: Callable[[FittingDay], T]) -> T:
-        """``make(self)``, computed for the first feature that asks and shared by the others."""
+        """Return ``make(self)``, computed for the first feature that asks and shared by the others."""
         if make not in self._made:
             self._made[make] = make(self)
         return cast(T, self._made[make])
@@ -306,7 +306,7 @@ class IdMapping(ABC):
 
     @property
     def by_hash(self) -> bool:
-        """Whether a row follows from the id's hash and the table's rows alone."""
+        """Whether a row follows only from the id's hash and the table's rows."""
         return not (self.vocabulary or self.numbers)
 
     @abstractmethod
@@ -315,14 +315,14 @@ class IdMapping(ABC):
 
     @abstractmethod
     def fit(self, feature: MappedFeature, counts: Any, before: FittedMapping | None, day: FittingDay) -> FittedMapping:
-        """The mapping after the ``counts`` of a day; ``before``: that of the day before."""
+        """Fit the mapping after the ``counts`` of a day; ``before``: the mapping of the day before."""
 
     @abstractmethod
     def apply(self, fitted: FittedMapping, hashes: pl.Series) -> tuple[pl.Series, ...]:
-        """Rows (Int32) of ``hashes`` (UInt64), ``rows_per_id`` series; null: an unknown id. Null hashes get any row."""
+        """Map ``hashes`` (UInt64) to ``rows_per_id`` series of Int32: null for unknown ids, any row for null hashes."""
 
     def rows(self, fitted: FittedMapping, hashes: pl.Series) -> tuple[pl.Series, ...]:
-        """``apply``, with the row of missing values for null hashes and a row for unknown ids."""
+        """Apply the mapping, with the row of missing values for null hashes and a row for unknown ids."""
         import polars as pl
 
         first, count = fitted.spread or (UNSEEN_ROW, 1)
@@ -340,7 +340,7 @@ class IdMapping(ABC):
         return tuple(ways)
 
     def record(self, feature: str, fitted: FittedMapping) -> dict[str, Any]:
-        """What ``transforms.json`` holds of a fit besides ``rows``."""
+        """Return what ``transforms.json`` keeps of a fit besides ``rows``."""
         bounds, vocab = None, None
         if fitted.bounds is not None:
             bounds = fitted.bounds.tolist()
@@ -350,7 +350,7 @@ class IdMapping(ABC):
         return {"bounds": bounds, "spread": fitted.spread, "vocab": vocab}
 
     def files(self, feature: str, fitted: FittedMapping, *, continued: bool) -> dict[str, pl.DataFrame]:
-        """The files of a dataset that ``read`` needs; ``continued``: with what only the next day's fit reads."""
+        """Return the files of a dataset that ``read`` needs; with ``continued``, also those for the next day's fit."""
         if fitted.ids is None or fitted.freed is None:
             return {}
         # Candidates may outnumber the ids with rows, and only the next day's fit uses them.
@@ -365,7 +365,7 @@ class IdMapping(ABC):
     def read(
         self, feature: str, record: Mapping[str, Any], opened: Callable[[str], pl.DataFrame | None]
     ) -> FittedMapping:
-        """The fit behind ``record`` of ``transforms.json``; ``opened`` reads a file, None where there is none."""
+        """Read the fit of ``record`` in ``transforms.json``; ``opened`` reads a file, None if there is none."""
         import numpy as np
 
         bounds, spread = record.get("bounds"), record.get("spread")
@@ -382,7 +382,7 @@ class IdMapping(ABC):
     def require_compatible(
         self, feature: MappedFeature, then: Mapping[str, Any], path: str, config: Mapping[str, Any]
     ) -> None:
-        """ConfigError if continuing the dataset at ``path`` would give ids of ``feature`` other rows.
+        """Raise ConfigError if continuing the dataset at ``path`` would give ids of ``feature`` other rows.
 
         ``then``: the feature's entry of that dataset's ``transforms.json``; ``config``: the dataset's configuration.
         """
@@ -403,7 +403,7 @@ POINTS_PER_DECADE = 4
 
 
 def access_histogram(counts: np.ndarray) -> tuple[list[int], list[float]]:
-    """Log-spaced k up to the table's rows, and the share of lookups that its k hottest rows serve."""
+    """Return log-spaced k up to the table's rows, and the share of lookups that its k hottest rows serve."""
     import numpy as np
 
     ks = curve_points(max(len(counts), RESERVED_ROWS))
@@ -414,7 +414,7 @@ def access_histogram(counts: np.ndarray) -> tuple[list[int], list[float]]:
 
 
 def curve_points(rows: int) -> np.ndarray:
-    """Log-spaced k from 1 to ``rows``, int64."""
+    """Return log-spaced k from 1 to ``rows``, int64."""
     import numpy as np
 
     # ``unique``, because several points of the first decade round to the same integer.
@@ -433,17 +433,17 @@ ID_MAPPINGS: Registry[IdMapping] = Registry(
 
 
 def mapping_of(chosen: str | None, default: str, bins: int | None) -> IdMapping:
-    """The mapping of a feature: bins if it has ``bins``, else the ``chosen`` one, else the ``default``."""
+    """Return the mapping of a feature: bins if it has ``bins``, else the ``chosen`` one, else the ``default``."""
     return ID_MAPPINGS.get(BINS if bins else chosen or default)
 
 
 def id_mapping_names() -> tuple[str, ...]:
-    """The mappings that a setting can name."""
+    """Return the mappings that a setting can name."""
     return tuple(name for name in ID_MAPPINGS.names() if name != BINS)
 
 
 def id_mapping_docs() -> str:
-    """Documentation of these mappings, with the settings that each uses besides ``rows``."""
+    """Return the documentation of these mappings, with the settings that each uses besides ``rows``."""
     sentences = []
     for name in id_mapping_names():
         mapping = ID_MAPPINGS.get(name)

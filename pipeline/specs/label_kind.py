@@ -38,7 +38,7 @@ class TaskSums(NamedTuple):
     square: float = 0.0
 
     def plus(self, other: TaskSums) -> TaskSums:
-        """Added up."""
+        """Return the sum of both."""
         return TaskSums(*(a + b for a, b in zip(self, other, strict=True)))
 
 
@@ -56,34 +56,34 @@ class LabelKind(ABC):
 
     @abstractmethod
     def read(self, values: pl.Series, text: pl.Series | None, task: TaskSpec, spec: Any, rejected: Any) -> pl.Series:
-        """The labels (Float32, null where missing) of raw ``values``, of which ``text`` are the words.
+        """Read the labels (Float32, null if missing) from raw ``values``; ``text`` has the same values as text.
 
         ``spec``: the log's ``DataSpec``; ``rejected`` (``ingest.values.RejectedRows``) takes rows that do not parse.
         """
 
     @abstractmethod
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """The loss of each row, differentiable; both [b], the labels without gaps."""
+        """Return the loss of each row, differentiable; both are [b], and no label is missing."""
 
     @abstractmethod
     def predicted(self, logits: Any) -> Any:
-        """Predictions for logits, a NumPy array: float64."""
+        """Return predictions for logits, a NumPy array, in float64."""
 
     @abstractmethod
     def prediction(self, logits: Tensor) -> Tensor:
-        """``predicted`` in torch, in the dtype of the logits."""
+        """Predict like ``predicted`` in torch, in the dtype of the logits."""
 
     @abstractmethod
     def start(self, mean: float, rows: int) -> float:
-        """The logit of an untrained model: that of the ``mean`` of ``rows`` labels."""
+        """Return the logit of an untrained model, which predicts the ``mean`` of ``rows`` labels."""
 
     @abstractmethod
     def progress(self, sums: TaskSums) -> float | None:
-        """The figure of a progress line; None where it is not defined."""
+        """Return the figure of a progress line; None if it is not defined."""
 
     @abstractmethod
     def figures(self, labels: np.ndarray, logits: np.ndarray, weights: np.ndarray | None = None) -> dict[str, float]:
-        """The figures of held-out rows that have a label: ``samples`` and what ``records.TaskFigures`` lists."""
+        """Return figures of held-out rows that have a label: ``samples`` and what ``records.TaskFigures`` lists."""
 
 
 LABEL_KINDS: Registry[LabelKind] = Registry(

@@ -27,12 +27,12 @@ class TaskInput:
 
 
 def all_tasks(further: Sequence[TaskInput]) -> tuple[TaskInput, ...]:
-    """The tasks of a model: the main one, then the ``further`` ones."""
+    """Return the tasks of a model: the main one, then the ``further`` ones."""
     return (TaskInput(name=MAIN_TASK), *further)
 
 
 def task_inputs(columns: Sequence[TaskColumn]) -> tuple[TaskInput, ...]:
-    """The further tasks of a dataset's schema as a model's inputs name them."""
+    """Return the further tasks of a dataset's schema as a model's inputs name them."""
     return tuple(TaskInput(name=column.name, given=column.given) for column in columns)
 
 
@@ -49,7 +49,7 @@ class TaskArchitecture(Protocol):
 
     @abstractmethod
     def build(self, width: int, tasks: Sequence[TaskInput]) -> nn.Module:
-        """The layers behind ``hidden`` [B, width]: a ``layers.TaskHeads`` for ``tasks``, the main one first."""
+        """Build the layers on ``hidden`` [B, width]: a ``layers.TaskHeads`` for ``tasks``, the main one first."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +80,12 @@ class SequenceBlock(Protocol):
 
     @abstractmethod
     def build(self, inputs: BlockInputs) -> nn.Module:
-        """The module: forward(events [n, D], ``layers.Jagged``, target [B, D] or None) -> vectors [B, D].
+        """Build the module: forward(events [n, D], ``layers.Jagged``, target [B, D] or None) -> vectors [B, D].
 
         With ``ages`` it takes one more tensor: [n, ``inputs.ages``].
 
         Its values are float32 or, in products under autocast, bf16. It must run under ``torch.export``, where
-        ``Jagged`` has the places of a padded grid. What goes through a ``layers.EventWeights`` of it, the report shows.
+        ``Jagged`` has the places of a padded grid. The report shows what passes through its ``layers.EventWeights``.
         """
 
 
@@ -109,7 +109,7 @@ class ModelInputs:
 
     @property
     def width(self) -> int:
-        """Values of all inputs side by side."""
+        """Number of values of all inputs side by side."""
         return len(self.dense) + len(self.vectors) * self.dim
 
 
@@ -161,7 +161,7 @@ class Model(Protocol[C]):
         ...
 
     def build(self, config: C, inputs: ModelInputs) -> nn.Module:
-        """The module: forward(dense [B, n], embeddings [B, V, D]) -> logits [B] float32, and ``start_at(logit)``.
+        """Build the module: forward(dense [B, n], embeddings [B, V, D]) -> logits [B] float32, and ``start_at(logit)``.
 
         The logits are float32 under bf16 autocast too. The module must run on the meta device, where the planner counts
         its FLOP, and under ``torch.export``, which publishes it.
@@ -170,17 +170,17 @@ class Model(Protocol[C]):
 
 
 def model_problem(spec: Any) -> str:
-    """Why ``spec`` cannot be a choice of ``model``, in words; "" if it can."""
+    """Return why ``spec`` cannot be a choice of ``model``, in words; "" if it can."""
     if isinstance(spec, type):
         return "which is a class, expected an instance of it"
-    # Not by ``isinstance``: a model is a protocol, so packages need not inherit from a class.
+    # Do not use ``isinstance``: a model is a protocol, so packages need not inherit from a class.
     config = getattr(spec, "config", None)
     if not (isinstance(config, type) and is_dataclass(config)):
         return f"whose config is {config!r}, expected a dataclass derived from ModelConfig"
     defaults = {each.name: each.default for each in fields(config)}
     if "embedding_dim" not in defaults:
         return f"whose config is {config.__name__}, expected a dataclass derived from ModelConfig"
-    # Otherwise model=<name> would compose, and train, the model of that other name.
+    # Without this check, model=<name> would compose and train the model of that other name.
     if defaults["name"] != spec.name:
         return f"whose config {config.__name__} has the default name {defaults['name']!r}, expected {spec.name!r}"
     if not callable(getattr(spec, "build", None)):

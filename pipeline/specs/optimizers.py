@@ -65,9 +65,9 @@ class TableOptimizer(Protocol):
     replica_passes: int
 
     def fused(self) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-        """The class that TorchRec knows FBGEMM's kernel by, and its parameters but the learning rate.
+        """Return the class by which TorchRec knows FBGEMM's kernel, and its parameters except the learning rate.
 
-        By default SGD's, whose kernel keeps no state of its own beside that of ``columns``.
+        By default this is SGD's, whose kernel keeps no state besides that of ``columns``.
         """
         # Imported here, because specs are loaded to check a configuration, which should not wait for torch.
         from torch.optim import SGD
@@ -75,7 +75,7 @@ class TableOptimizer(Protocol):
         return SGD, {}
 
     def compiled_step(self, lr: float, step: int) -> CompiledStep | None:
-        """The compiled formula that does what ``update`` does on rows in a CPU's memory; None where there is none."""
+        """Return the compiled formula that does what ``update`` does on rows in CPU memory; None if there is none."""
         return None
 
     @abstractmethod
@@ -91,7 +91,7 @@ class TableOptimizer(Protocol):
         return device in self.devices
 
     def tiers_on(self, device: str, tiers: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of ``tiers`` whose rows it can train: without a kernel, not those that FBGEMM's kernels page in."""
+        """Return those of ``tiers`` whose rows it can train: without a kernel, not those that FBGEMM pages in."""
         if device == "cpu" or self.fused_on(device):
             return tiers
         # Only FBGEMM's kernels bring rows of these tiers to a GPU.
@@ -108,12 +108,12 @@ class TableOptimizer(Protocol):
         return FLOAT * sum(column.per_value for column in self.columns)
 
     def state_bytes(self, width: int) -> int:
-        """Bytes of state of a row of ``width`` weights."""
+        """Return the bytes of state of a row of ``width`` weights."""
         return self.row_bytes + width * self.value_bytes
 
 
-# float32 values of state for each parameter that a plan has room for at least: a plan is the same for all optimizers
-# that keep no more.
+# The least room that a plan reserves for each parameter's state, in float32 values. A plan is the same for all
+# optimizers that keep no more state.
 ORDINARY_STATE = 2.0
 
 
@@ -126,7 +126,7 @@ class ParameterGroup:
     weight_decay: float
 
     def settings(self) -> dict[str, Any]:
-        """The parameter group of a PyTorch optimizer."""
+        """Return the parameter group of a PyTorch optimizer."""
         return {"params": list(self.parameters), "lr": self.lr, "weight_decay": self.weight_decay}
 
 
@@ -147,7 +147,7 @@ class DenseOptimizer(Protocol):
 
     @abstractmethod
     def build(self, groups: Sequence[ParameterGroup], own: Sequence[torch.nn.Parameter] = ()) -> torch.optim.Optimizer:
-        """The optimizer of ``groups``; the schedule sets the learning rates before each step.
+        """Build the optimizer of ``groups``; the schedule sets the learning rates before each step.
 
         ``own``: parameters whose gradients only some ranks have (towers' modules). All others have equal gradients on
         all ranks, so an optimizer may deal its work on them to the ranks. Its parameter groups are ``groups`` in order.

@@ -40,15 +40,15 @@ class SearchPart(ABC):
 
     @abstractmethod
     def decisions(self, config: Config, schema: DatasetSchema) -> Sequence[Decision]:
-        """What there is to decide for the model of ``config``; decisions of all parts differ in name."""
+        """Return the decisions for the model of ``config``; those of different parts have different names."""
 
     @abstractmethod
     def attach(self, net: Any, decisions: Sequence[Decision]) -> None:
-        """Have the super-net act by the decisions' gates, at the places it offers (``SuperNet.at``).
+        """Attach the decisions' gates to the super-net, at the places it offers (``SuperNet.at``).
 
         ``net``: a ``pipeline.plugins.search.supernet.SuperNet``.
         """
 
     @abstractmethod
     def apply(self, config: Config, chosen: Mapping[str, Any]) -> Config:
-        """``config`` with what was ``chosen``, by the names of some of its decisions; the others stay as they are."""
+        """Return ``config`` with the ``chosen`` values of some of the part's decisions; the others stay as they are."""

@@ -35,7 +35,7 @@ class StageIO:
 
 
 def always(config: Config) -> bool:
-    """A condition that always holds."""
+    """Return True: the condition that always holds."""
     return True
 
 
@@ -52,7 +52,7 @@ class Use:
     named: bool = False
 
     def covers(self, path: str) -> bool:
-        """Whether the setting at ``path`` is one of them. ``*`` in it stands for an entry of a dictionary."""
+        """Whether the setting at ``path`` is covered. ``*`` in a path stands for an entry of a dictionary."""
         parts = path.split(".")
         for own_path in self.paths:
             pattern = own_path.split(".")
@@ -97,7 +97,7 @@ def values_at(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
     if head != "*":
         names = [head]
     for name in names:
-        # Left out even if it is named, so that keys are the same as before the setting existed.
+        # Leave it out even if it is named, so that keys are the same as before the setting existed.
         if name in quiet:
             continue
         entry = node[name] if isinstance(node, dict) else getattr(node, name)
@@ -106,7 +106,7 @@ def values_at(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
 
 
 def _plain(node: Any) -> Any:
-    # Entries of a dictionary come without their quiet settings at defaults.
+    # Leave out the quiet settings of a dictionary's entries if they are at their defaults.
     if isinstance(node, dict):
         return {name: _plain_entry(entry) for name, entry in node.items()}
     if dataclasses.is_dataclass(node) and not isinstance(node, type):
@@ -115,7 +115,7 @@ def _plain(node: Any) -> Any:
 
 
 def _plain_entry(node: Any) -> Any:
-    # Plain data of an entry of a dictionary, and of the groups of settings in it, without quiet settings at defaults.
+    # Return plain data of a dictionary's entry and of the groups of settings in it, without quiet settings at defaults.
     if not dataclasses.is_dataclass(node):
         return node
     entry, quiet = dataclasses.asdict(cast(Any, node)), _quiet(node)
@@ -128,7 +128,7 @@ def _plain_entry(node: Any) -> Any:
 
 
 def _quiet(node: Any) -> set[str]:
-    # The settings of a dataclass that are declared quiet (``config.fields``) and at their defaults.
+    # Return the settings of a dataclass that are declared quiet (``config.fields``) and at their defaults.
     quiet = set()
     for declared in _declared_quiet(node.__class__):
         default = declared.default
@@ -139,7 +139,7 @@ def _quiet(node: Any) -> set[str]:
     return quiet
 
 
-# Every key goes through the same few classes, hundreds of times.
+# Cached, because every key goes through the same few classes hundreds of times.
 @functools.cache
 def _declared_quiet(kind: type) -> list[Field[Any]]:
     return [each for each in fields(kind) if any(getattr(value, "quiet", False) for value in each.metadata.values())]
@@ -149,7 +149,7 @@ class Drafting(Protocol):
     """The context of a draft; it swallows no exception."""
 
     def __enter__(self) -> Draft:
-        """The draft."""
+        """Return the draft."""
 
     def __exit__(self, *error: Any) -> None:
         """Remove what was not committed."""
@@ -183,29 +183,29 @@ class Stage(ABC):
     trains = False
 
     def check(self, config: Config) -> None:  # noqa: B027 (most stages have nothing to check)
-        """ConfigError if the stage cannot run with ``config``."""
+        """Raise ConfigError if the stage cannot run with ``config``."""
 
     def key_settings(self, config: Config) -> dict[str, Any]:
-        """The settings that the key covers, by their current names, without ``named_settings``."""
+        """Return the settings that the key covers, by their current names, without ``named_settings``."""
         return covered(self.settings, config)
 
     def keys(self) -> dict[str, tuple[Use, ...]]:
-        """The settings of its keys, by name: its own key, and keys of what it writes on the way."""
+        """Return the settings of its keys, by name: its own key, and the keys of what it writes on the way."""
         return {self.name: self.settings}
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
-        """What the key covers of things that settings name: files, checkpoints, versions.
+        """Return what the key covers of things that settings name: files, checkpoints, versions.
 
         ``made``: the earlier steps, by stage.
         """
         return {}
 
     def path(self, config: Config, key: str) -> str:
-        """The path of the artifact with ``key``, relative to the store."""
+        """Return the path of the artifact with ``key``, relative to the store."""
         return f"{run_directory(str(config.run))}/{self.name}/{key}"
 
     def scratch(self, config: Config, store: Store, step: Step, *, forced: bool) -> tuple[str, ...]:
-        """Other paths that belong to the artifact of ``step``. If not ``forced``, it does not read the store."""
+        """Return other paths that belong to the artifact of ``step``. Do not read the store unless ``forced``."""
         return ()
 
     @abstractmethod
@@ -215,33 +215,33 @@ class Stage(ABC):
         """Run the stage on this rank; returns the committed artifact on rank 0, None elsewhere."""
 
     def draft(self, store: Store, step: Step) -> Drafting:
-        """Context for writing and committing the artifact of ``step``."""
+        """Return the context for writing and committing the artifact of ``step``."""
         inputs = step.input_keys
         return cast(Drafting, store.draft(step.path, kind=self.name, key=step.key, config=step.config, inputs=inputs))
 
     def require_meant(self, step: Step, config: Config, store: Store) -> None:  # noqa: B027 (most keys tell enough)
-        """LaunchError where the artifact of ``step``, which another run made meanwhile, is of other inputs."""
+        """Raise LaunchError if the artifact of ``step``, which another run made meanwhile, has other inputs."""
 
     def accept(self, artifact: Artifact) -> None:  # noqa: B027 (most artifacts are accepted)
         """Raise an error that ends the run although the stage is done. The launcher calls it after the last stage."""
 
     def modules(self, config: Config) -> tuple[str, ...]:
-        """What ``run`` imports that takes long, torch above all: its rank is forked from a process that has done so.
+        """Return the slow imports of ``run``, above all torch: its rank is forked from a process that has made them.
 
-        Nothing that starts threads when it is imported: a forked process does not have them.
+        None of these may start threads when imported: a forked process does not have them.
         """
         return ()
 
     def seconds_to_end(self, config: Config) -> float:
-        """Seconds that a rank may take to end after SIGTERM."""
+        """Return the seconds that a rank may take to end after SIGTERM."""
         return 0.0
 
     def shown(self, store: Store, path: str) -> str:
-        """Text about the artifact at ``path``, for a run that ends with this stage and had nothing to do."""
+        """Return the text about the artifact at ``path``, for a run that ends with this stage and had nothing to do."""
         return ""
 
     def parts(self, summary: Mapping[str, Any]) -> dict[str, Any]:
-        """The parts of ``result.json`` from the artifact's ``summary``, by name; by default, all of it.
+        """Return the parts of ``result.json`` from the artifact's ``summary``, by name; by default, all of it.
 
         A part with a field in ``records.Result`` has the type of that field.
         """
@@ -250,14 +250,14 @@ class Stage(ABC):
         return {self.name: dict(summary)}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
-        """Lines of the table at the end of a run about the stage's parts of ``result.json``, by name."""
+        """Return the lines about the stage's parts of ``result.json``, by name, for the table at the end of a run."""
         figures = ", ".join(f"{name} {value}" for name, value in self.facts(result))
         if not figures:
             return {}
         return {self.name: [figures]}
 
     def facts(self, result: Result) -> list[tuple[str, str]]:
-        """Names and values for the report's details, from the stage's parts of ``result.json``."""
+        """Return the names and values for the report's details, from the stage's parts of ``result.json``."""
         # Lists and mappings do not fit on a line; a stage that has some overrides this method.
         part = result.others.get(self.name, {})
         return [(name, str(value)) for name, value in part.items() if isinstance(value, int | float | str)]

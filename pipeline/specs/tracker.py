@@ -47,11 +47,14 @@ class RunTracking(ABC):
 
     @abstractmethod
     def records(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """All records of ``metrics.jsonl`` so far, by step. The last may be gone: a resumed training repeats steps."""
+        """Receive all records of ``metrics.jsonl`` so far, by step.
+
+        The last ones of an earlier call may be missing, because a resumed training repeats steps.
+        """
 
     @abstractmethod
     def ended(self, result: Result, settings: Mapping[str, Any]) -> None:
-        """The run has ended. ``settings``: those of its configuration that are plain values, by dotted name."""
+        """Receive the end of the run. ``settings``: its configuration's plain values, by dotted name."""
 
 
 class Tracker(ABC):
@@ -78,11 +81,11 @@ class Tracker(ABC):
         """Begin, or go on, to track ``run`` of ``model``."""
 
     def night(self, track: TrackConfig, store: Store, record: NightRecord) -> None:
-        """A night has its outcome."""
+        """Receive a night's outcome."""
         return
 
     def serving(self, track: TrackConfig, store: Store, served: Served) -> None:
-        """A run has ended that may have published a version, or a version was promoted or rolled back."""
+        """Receive the serving version after a run that may have published, a promotion or a rollback."""
         return
 
 

@@ -1,7 +1,8 @@
 """The stages: (configuration, input artifacts) -> artifact. A stage meets the others only through artifacts.
 
-One file each, listed here in the order of the chain: a new stage is its file and its line. Importing them imports no
-room, so that a configuration is checked against their names without torch.
+Each stage has its own file, listed here in the order of the chain: a new stage is a file and a line here. Importing
+them imports none of the packages that do their work, so a configuration can be checked against their names without
+torch.
 """
 
 from __future__ import annotations

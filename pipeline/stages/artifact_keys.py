@@ -1,4 +1,4 @@
-"""Which artifact keys a setting belongs to: optimizer options that stages share, and settings of no key."""
+"""Which artifact keys a setting belongs to: optimizer options that stages share, and settings that change no key."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pipeline.specs.stage import Use, always, use, values_at
 
 
 def optimizer_options(when: Callable[[Config], bool] = always) -> tuple[Use, ...]:
-    """Return the options of optimizers, as far as some are given, ``when`` the optimizers have a part in the artifact.
+    """Return the options of optimizers, if any is given, ``when`` the optimizers take part in the artifact.
 
-    A configuration without any has the key that it had before there were options.
+    A configuration without any has the key that it had before options existed.
     """
 
     def sparse(config: Config) -> bool:
@@ -35,16 +35,17 @@ def optimizer_options(when: Callable[[Config], bool] = always) -> tuple[Use, ...
 
 
 def code_of(uses: Iterable[Use], revision: int, config: Any) -> dict[str, Any]:
-    """Return what a key with the settings ``uses`` covers of code.
+    """Return what a key with the settings ``uses`` covers of the code.
 
     Returns:
         {"code": {"revision", "packages": {kind of choice: package and version}}}, without a revision of 0 and without
-        packages where everything chosen is built in; {} for neither, so that keys of earlier releases stay. Of choices
-        that all apply at once, each that a package adds has an entry of its own, under its kind and name.
+            packages if everything chosen is built in; {} if there is neither, so that keys of earlier releases stay.
+            Among choices that all apply at once, each that a package adds has a separate entry, under its kind and
+            name.
     """
     packages: dict[str, set[str]] = {}
     for registry in REGISTRIES:
-        # Packages add to a registry by its group of entry points; without one there are only built-in choices.
+        # Packages add to a registry by its group of entry points; without a group there are only built-in choices.
         if not registry.group:
             continue
         for path in registry.paths:
@@ -69,22 +70,22 @@ def code_of(uses: Iterable[Use], revision: int, config: Any) -> dict[str, Any]:
         code["revision"] = revision
     if packages:
         code["packages"] = {kind: ", ".join(sorted(names)) for kind, names in packages.items()}
-    # No empty entry: it would change the keys of earlier releases.
+    # An empty entry is left out, since it would change the keys of earlier releases.
     if not code:
         return {}
     return {"code": code}
 
 
-# The settings that can change no artifact; each stage lists those that can change its own. A setting that is in no list
-# fails ``tests/config/test_setting_keys.py``: whoever adds one decides.
+# The settings that cannot change any artifact; each stage lists those that can change its own. A setting that is in no
+# list fails ``tests/config/test_setting_keys.py``, so whoever adds one must decide.
 NO_KEY = (
     # Where a run lies and how much of it is done.
     use("", "run store stages force"),
     use("data", "aside"),
-    # How much is read at a time, and by whom, changes no byte.
+    # How much is read at a time, and by whom, which changes no byte.
     use("ingest", "engine block_mib ray.address"),
     use("hardware", "ssd_paths cache_path cache_gib"),  # where scratch files and copies lie
-    # How training runs, when it stops itself, what it keeps on the way.
+    # How training runs, when it stops itself, and what it keeps on the way.
     use("train", "compile cuda_graphs pipeline threads_per_rank hogwild.threads log_every_steps profile"),
     use("train.guard", "window_steps collapse_after_steps min_logit_std max_window_ne collapse"),
     use("checkpoint", "every_steps every_minutes policy quantise tables max_chain when_busy chunk_mib keep_last"),
@@ -112,7 +113,7 @@ NO_KEY = (
 
 
 def keys_of(path: str) -> tuple[str, ...]:
-    """Return the keys that setting ``path`` can belong to (``*`` for every entry of a dictionary), none for many."""
+    """Return the keys that setting ``path`` can belong to (``*``: any entry of a dictionary); many have none."""
     keys = []
     for stage in STAGES:
         for key, uses in stage.keys().items():

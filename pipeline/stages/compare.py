@@ -1,4 +1,4 @@
-"""Runs compared: their figures, the settings that differ, and paired differences on the same held-out rows."""
+"""Compares runs: their figures, the settings that differ, and paired differences on the same held-out rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pipeline.specs.gate_check import ScoredRows, SliceColumn
 from pipeline.stages.release_gate import LOGITS, read_logits, slice_names
 from pipeline.store.artifacts import Store
 
-# What a run is called and where it lies is no setting of it.
+# The name and place of a run are not settings to compare.
 NO_SETTING = ("run", "store", "launch.run_id")
 Settings = dict[str, Any]
 
@@ -33,13 +33,13 @@ def run_names(store: Store) -> list[str]:
 
 
 def run_line(store: Store, run: str) -> RunLine:
-    """Return the figures of ``run``; ArtifactError, with the runs there are, where it has no result."""
+    """Return the figures of ``run``; ArtifactError, which lists the existing runs, if it has no result."""
     path = f"{run_directory(run)}/{Result.FILE}"
     if not store.exists(path):
         known = ", ".join(run_names(store)) or "none"
         raise ArtifactError(f"no run {run!r} in store {store.url}; runs: {known}", hint="--store <its store>")
     result = read(Result, store, path)
-    # No record says when a run ended; its newest artifact in the store stands for it.
+    # No record says when a run ended, so the time of its newest artifact in the store is used.
     created = []
     for stage in result.stages.values():
         artifact = store.find(stage.artifact) if stage.artifact else None
@@ -60,7 +60,7 @@ def compare_runs(
     """Compare ``runs`` with the first of them.
 
     Args:
-        slices: Sparse features whose values the rows are judged by too.
+        slices: Sparse features by whose values the rows are also judged.
         gate: Confidence, replicates, blocks and sizes of slices.
 
     Raises:
@@ -91,16 +91,16 @@ def compare_runs(
 def ne_change(store: Store, run: str, other: str, *, gate: GateConfig | None = None, seed: int = 0) -> Interval | None:
     """Return the change of NE from ``run`` to ``other``, as a share of the first, paired row by row.
 
-    Their datasets may differ, as they do where a feature is left out, if their held-out rows are the same.
+    Their datasets may differ, as they do if a feature is left out, as long as their held-out rows are the same.
 
     Returns:
-        None where the rows are others, or one of the runs has no predictions.
+        The interval; None if the rows differ, or one of the runs has no predictions.
     """
     return _ReferenceRun(store, run, (), gate or GateConfig(), seed).ne_change(other)
 
 
 def settings_of(store: Store, run: str) -> Settings:
-    """Return the settings of ``run`` by dotted name, from its ``config.yaml``; none where it has no such file."""
+    """Return the settings of ``run`` by dotted name, from its ``config.yaml``; none if it has no such file."""
     path = f"{run_directory(run)}/config.yaml"
     if not store.exists(path):
         return {}
@@ -125,7 +125,7 @@ def differing(runs: Sequence[Settings]) -> dict[str, list[Any]]:
     """Find the settings that are not the same in all of ``runs``.
 
     Returns:
-        By name, a value for each run; None where it is not set.
+        By name, a value for each run; None if it is not set.
     """
     different = {}
     for name in dict.fromkeys(chain.from_iterable(runs)):
@@ -136,7 +136,7 @@ def differing(runs: Sequence[Settings]) -> dict[str, list[Any]]:
 
 
 class _ReferenceRun:
-    """The held-out rows of the first run, and what its model gave them."""
+    """The held-out rows of the first run, and its model's predictions for them."""
 
     def __init__(self, store: Store, run: str, slices: Sequence[str], gate: GateConfig, seed: int) -> None:
         from pipeline.serving.scores import feature_codes
@@ -157,7 +157,7 @@ class _ReferenceRun:
                 hint=f"--slices {known[0]}" if known else "",
             )
         self.labels, self.weights = split.column(LABEL), split.row_weights()
-        # Of a feature of several ids the first; of a sequence the number of its events.
+        # A feature of several ids gives the first one, a sequence the number of its events.
         codes = feature_codes(split, list(slices))
         self.slices = {}
         for name in slices:
@@ -224,7 +224,7 @@ class _ReferenceRun:
         return measure(scored, self.gate, self.seed)
 
     def _problem(self, result: Result) -> str | None:
-        # Why the predictions of ``result`` cannot be read; None where they can.
+        # Says why the predictions of ``result`` cannot be read; None if they can.
         for stage in ("ingest", "evaluate"):
             path = result.artifact(stage)
             artifact = self.store.find(path) if path else None
@@ -235,12 +235,12 @@ class _ReferenceRun:
         return None
 
     def _logits(self, result: Result) -> NDArray[np.float32]:
-        # The main task's logits of the held-out rows.
+        # Returns the main task's logits of the held-out rows.
         logits = read_logits(self.store, self.store.get(result.artifact("evaluate") or "", "evaluate"))
         return np.ascontiguousarray(logits if logits.ndim == 1 else logits[:, 0])
 
 
 def _dataset(result: Result) -> str:
-    # The name, and the first digits of the key.
+    # Returns the name, and the first digits of the key.
     _, name, key = ("/" + (result.artifact("ingest") or "")).rsplit("/", 2)
     return f"{name}/{key[:8]}"

@@ -1,8 +1,8 @@
 """The teacher of a training (``train.distill``): which version it is, and its scores of the train rows.
 
 A version scores all train rows once, before the first step, as ``nightjar predict`` would: with its own id mapping and
-scales, tables as published, its calibrator. The scores lie in the run's folder as an artifact, in the order of the
-dataset's rows, so that any number of ranks and every resumed session learns from the same bits.
+scales, tables as published, and its calibrator. The scores lie in the run's folder as an artifact, in the order of the
+dataset's rows, so that any number of ranks and every resumed training learns from the same bits.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ log = logging.getLogger(__name__)
 def covered_teacher(config: Config, store: Store) -> dict[str, str] | None:
     """Return what the train key covers of ``train.distill.teacher``: the version's name and key.
 
-    The version that serves changes when this run publishes, so a run that goes on keeps the teacher that it recorded.
+    The version in service changes when this run publishes, so a run that continues keeps the teacher that it recorded.
 
     Returns:
-        None where no version is named and none serves yet.
+        The name and key; None if no version is named and none is in service yet.
 
     Raises:
         ArtifactError: There is no such version.
@@ -52,10 +52,10 @@ def covered_teacher(config: Config, store: Store) -> dict[str, str] | None:
 
 
 def score_train_rows(config: Config, store: Store, step: Step, dataset: Artifact) -> Artifact | None:
-    """Return the teacher's scores of the train rows of ``dataset``, made where this run has none. Collective.
+    """Return the teacher's scores of the train rows of ``dataset``, computed if this run has none. Collective.
 
     Returns:
-        The artifact; None where the training has no teacher, and the log says why.
+        The artifact; None if the training has no teacher, in which case the log says why.
 
     Raises:
         ArtifactError: The version is damaged.
@@ -92,8 +92,8 @@ def score_train_rows(config: Config, store: Store, step: Step, dataset: Artifact
 def _write_scores(
     config: Config, store: Store, dataset: Artifact, teacher: dict[str, str], path: str, key: str
 ) -> None:
-    # Collective. A version that cannot score the rows is no error where it merely serves: no night fails by it. That is
-    # recorded, so that the training has no teacher in later sessions either.
+    # Collective. If the teacher is merely the version in service and cannot score the rows, this is no error, since no
+    # night may fail because of it. The failure is recorded, so that a resumed training has no teacher either.
     import numpy as np
 
     from pipeline.checkpoint.collectives import run_on_rank0
@@ -112,14 +112,14 @@ def _write_scores(
         if translation.raw:
             features = ", ".join(translation.raw)
             raise NotComparableError(f"it knows {features} in another scale, and train rows have no raw numbers")
-        # Nor have they the hashes of rare ids: to the teacher these are ids that it has no row for.
+        # Train rows also lack the hashes of rare ids, so for the teacher these are ids that it has no row for.
         sparse = dict(translation.sparse)
         for name, change in translation.sparse.items():
             if change is not None:
                 sparse[name] = replace(change, unseen=False)
         with open_version(store, version, int(config.publish.cache_mib * MIB)) as model:
             scores = score_on_ranks(split, {TEACHER: (model, replace(translation, sparse=sparse))}, {}, [])
-        # Only rank 0, which writes them, has the scores.
+        # Only rank 0, which writes the scores, has them.
         if scores is not None:
             logits = np.concatenate([logits, *map(main_task, scores.logits[TEACHER])])
             bad = int((~np.isfinite(logits)).sum())

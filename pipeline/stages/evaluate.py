@@ -27,7 +27,10 @@ ATTENTION = "attention.json"
 
 
 class Evaluate(Stage):
-    """Metrics, the reliability curve, and the logits that the gate compares serving with."""
+    """Metrics, the reliability curve, and the logits that the gate compares serving with.
+
+    The gate does not go by these figures: it scores the rows anew, as the written version serves them.
+    """
 
     name = "evaluate"
     help = "evaluate the model on held-out rows"
@@ -66,7 +69,7 @@ class Evaluate(Stage):
         final = trained.summary.get("final")
         if not final:
             raise ArtifactError(f"{trained.path} names no final checkpoint", hint="nightjar train force=true")
-        # Only the final checkpoint: an earlier one may have been written with other towers.
+        # Read only the final checkpoint, since an earlier one may have been written with other towers.
         checkpoints = [each for each in committed(store, final.rpartition("/")[0]) if each.path == final]
         plan, towers = read_towers(config, store, inputs, checkpoints)
         members = members_of(trained.summary)
@@ -128,7 +131,7 @@ class Evaluate(Stage):
 def _attention_json(
     config: Config, store: Store, dataset: Artifact, attention: dict[str, EventAttention]
 ) -> dict[str, Any]:
-    # By sequence: an example row, its target, and for each event its names, its age in seconds and its weight.
+    # Returns by sequence an example row, its target, and for each event its names, its age in seconds and its weight.
     from pipeline.ingest.event_columns import OLDEST
     from pipeline.training.parquet import SplitReader
 
@@ -152,7 +155,7 @@ def _attention_json(
             width = math.log1p(OLDEST) / age_bins
             ages = []
             for number in _id_names(split, age, ids[age]):
-                # The name of a missing age is no number.
+                # The name of a missing age is not a number.
                 if number.isdecimal():
                     ages.append(math.expm1((int(number) + 0.5) * width))
                 else:
@@ -171,7 +174,8 @@ def _attention_json(
 
 
 def _read_ids(split: SplitReader, row: int) -> dict[str, list[int]]:
-    # The table rows of every id column of one row of the split. Its whole row group is read: files are read by groups.
+    # Returns the table rows of every id column of one row of the split. Its whole row group is read, since files are
+    # read by groups.
     group = next(each for each in split.groups if each.first <= row < each.first + each.rows)
     buffer, offset = split.allocate(group.rows), row - group.first
     ragged = split.read(group, buffer, 0)
@@ -184,7 +188,7 @@ def _read_ids(split: SplitReader, row: int) -> dict[str, list[int]]:
 
 
 def _id_names(split: SplitReader, table: str, rows: list[int]) -> list[str]:
-    # The raw ids that have these rows of the table; without a vocabulary the numbers of the rows.
+    # Returns the raw ids that have these rows of the table; without a vocabulary the numbers of the rows.
     import pyarrow.parquet as pq
 
     names = {MISSING_ROW: "(missing)", UNSEEN_ROW: "(rare or new)"}

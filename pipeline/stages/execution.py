@@ -1,7 +1,7 @@
-"""One stage on one rank: in the launcher's process, or in a process of its own (``nightjar worker``).
+"""Runs one stage on one rank: in the launcher's process, or in its own process (``nightjar worker``).
 
-Whatever goes wrong there is reported to the launcher through ``launch/run_records.py``. Ranks never outlive their
-launcher: they die with their parent (a parent-death signal), and end themselves when the launcher goes.
+Errors there are reported to the launcher through ``launch/run_records.py``. Ranks never outlive their launcher: they
+die with their parent (a parent-death signal), and end themselves when the launcher ends.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run_stage(step: Step, config: Config, store: Store, io: StageIO) -> Artifact
         The artifact on rank 0, None elsewhere.
 
     Raises:
-        ArtifactError: An input is not committed; also what the stage's room raises.
+        ArtifactError: An input is not committed. Errors of the stage's own code are raised as well.
     """
     store = store.caching(config.hardware.cache_path, int(config.hardware.cache_gib * GIB))
     inputs = {name: store.get(path, name) for name, path in step.inputs.items()}
@@ -57,7 +57,7 @@ def run_stage(step: Step, config: Config, store: Store, io: StageIO) -> Artifact
 
 
 def with_resolved_batch(config: Config, store: Store, dataset: Artifact) -> Config:
-    """Return ``config`` with the number that ``train.global_batch=auto`` stands for; ConfigError as ``with_batch``."""
+    """Return ``config`` with ``train.global_batch=auto`` resolved to a number; ConfigError as in ``with_batch``."""
     if isinstance(config.train.global_batch, int):
         return config
     schema, _ = read_dataset(store, dataset)
@@ -65,7 +65,7 @@ def with_resolved_batch(config: Config, store: Store, dataset: Artifact) -> Conf
 
 
 def load(store: Store, run: str) -> Config:
-    """Read the resolved configuration of ``run``; ArtifactError where it is missing, ConfigError where it is wrong."""
+    """Read the resolved configuration of ``run``; ArtifactError if it is missing, ConfigError if it is wrong."""
     from pipeline.config.compose import from_yaml
 
     path = f"{run_directory(run)}/config.yaml"
@@ -77,18 +77,18 @@ def load(store: Store, run: str) -> Config:
 
 
 def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, Store, int], StageIO]) -> int:
-    """Run ``stage`` on this rank; ends the process at once on CPUs, and where the stage failed.
+    """Run ``stage`` on this rank; ends the process at once on CPUs, and if the stage failed.
 
     Args:
         config_url: ``<store>/runs/<run>/config.yaml``.
-        launcher: The process to end with; 0 for none.
-        make_io: Gives who hears of the stage on this rank; it sets up where the rank logs.
+        launcher: The id of the process to end with; 0 for none.
+        make_io: Makes the ``StageIO`` of the configuration, store and rank, and sets up where the rank logs.
 
     Returns:
         The exit code.
     """
     end_with_parents(launcher)
-    # Set by torchrun; a process that was started without it is rank 0.
+    # torchrun sets RANK; a process that was started without it is rank 0.
     rank = int(os.environ.get("RANK", "0"))
     root, separator, tail = config_url.rpartition("/runs/")
     run, _, file = tail.partition("/")
@@ -119,7 +119,7 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
                 run_stage(step, config, store, dataclasses.replace(io, on_point=on_point))
     except Exception as error:
         reported: Exception = explained(error) or error
-        # A full disk met outside the store's own writes, by a log line or a spill file.
+        # The disk may have filled outside the store's own writes, by a log line or a spill file.
         if isinstance(error, OSError) and is_full(error):
             message = f"no space left on the disk while running the {stage} stage"
             reported = FullDiskError(message, hint="free space there")
@@ -127,19 +127,19 @@ def work(stage: str, config_url: str, launcher: int, make_io: Callable[[Config, 
     if rank == 0:
         write_report(store, run, stage, Report(status="done"))
     if config.hardware.device == "cpu":
-        # However ranks are started: a teardown of gloo, or of what has threads, could only wait. On GPUs the process
-        # group goes first: NCCL may still be sending what its peers wait for.
+        # On CPUs end at once, however ranks were started: a teardown of gloo, or of anything with threads, could only
+        # wait. On GPUs the process group is torn down first, since NCCL may still be sending what its peers wait for.
         end(0)
     return 0
 
 
 @contextlib.contextmanager
 def first_step_in_time(minutes: float | None, fail: Callable[[LaunchError], None]) -> Iterator[Callable[[str], None]]:
-    """Within: call ``fail`` where training has taken no step after ``minutes`` (None: it may take for ever).
+    """While the context is open, call ``fail`` if training has taken no step after ``minutes`` (None: no limit).
 
-    Gives the hook that learns of named points (``checkpoint.FaultPoint``).
+    Yields the hook that is told of named points (``checkpoint.FaultPoint``).
     """
-    # Ranks may hang in a collective without an error, where the network lets only some of them connect.
+    # Ranks may hang in a collective without an error if the network lets only some of them connect.
     batches = 0
     error = LaunchError(
         f"training took no step within launch.first_step_minutes={minutes or 0:g}: its ranks met, but an exchange of "
@@ -178,7 +178,7 @@ def _fail(store: Store, run: str, stage: str, report: Report) -> None:
         sys.stderr.write(f"{message}{line}\n")
         sys.stdout.flush()
         sys.stderr.flush()
-    # Not ``sys.exit``, whose teardown would wait for the other ranks.
+    # Do not use ``sys.exit``, whose teardown would wait for the other ranks.
     os._exit(report.exit_code)
 
 
@@ -192,7 +192,7 @@ def end_with_parents(launcher: int) -> None:
 def _end_with(launcher: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         if hasattr(os, "pidfd_open"):
-            # A handle cannot mean another process, as a process id that was reused can.
+            # A handle cannot mean another process, as a reused process id can.
             handle = os.pidfd_open(launcher)
             poll = select.poll()
             poll.register(handle, select.POLLIN)
@@ -201,5 +201,5 @@ def _end_with(launcher: int) -> None:
             while True:
                 os.kill(launcher, 0)
                 time.sleep(CHECK_SECONDS)
-    # SIGKILL, since a rank that waits in a collective answers no other signal. Torchrun ends with its ranks.
+    # Use SIGKILL, since a rank that waits in a collective answers no other signal. Torchrun ends with its ranks.
     os.kill(os.getpid(), signal.SIGKILL)

@@ -42,9 +42,9 @@ def _seeded(config: Config) -> bool:
 
 
 class Ingest(Stage):
-    """Its key covers what decides whether a dataset is made (checks, watermark, quarantine) like what is in it.
+    """The stage. Its key covers what decides whether a dataset is made (checks, watermark, quarantine) and its content.
 
-    A dataset that was let through once is not let through by the defaults.
+    A dataset that was accepted once under other settings is not accepted under the defaults.
     """
 
     name = "ingest"
@@ -108,10 +108,10 @@ class Ingest(Stage):
             return {"raw": told_apart(config.data, store, mark)}
 
     def require_meant(self, step: Step, config: Config, store: Store) -> None:
-        """Check that the dataset was made of the log that is meant.
+        """Check that the dataset was made from the intended log.
 
         Raises:
-            LaunchError: It was made of another one that only looks like it.
+            LaunchError: It was made from another one that only looks like it.
         """
         from pipeline.ingest.delivered import require_same_log, warn_of_unknown_log
         from pipeline.ingest.sources import answering
@@ -122,7 +122,7 @@ class Ingest(Stage):
                 warn_of_unknown_log(config.data, store, step.path)
 
     def path(self, config: Config, key: str) -> str:
-        # The name keeps a dataset that is put aside out of the days that nights start from and compare with.
+        # The name keeps a dataset that is set aside out of the days that nights start from and compare with.
         name = f"{config.data.name}.aside" if config.data.aside else config.data.name
         return dataset_path(name, key, config.data.day)
 

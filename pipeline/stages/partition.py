@@ -32,12 +32,12 @@ def has_towers(config: Config) -> bool:
 
 
 def low_rank(config: Config) -> bool:
-    """Whether towers have modules of a rank."""
+    """Whether tower modules have a rank."""
     return has_towers(config) and config.partition.module == "low_rank"
 
 
 def compares(config: Config) -> bool:
-    """Whether towers are made by what their features are like."""
+    """Whether towers are made by comparing features."""
     return has_towers(config) and config.partition.strategy != STRIDED
 
 
@@ -47,7 +47,7 @@ def probes(config: Config) -> bool:
 
 
 def tower_settings(config: Config) -> dict[str, Any]:
-    """What keys cover of ``partition.towers``: how many there are."""
+    """Return what keys cover of ``partition.towers``: the number of towers."""
     from pipeline.towers.assignment import tower_count
 
     if not has_towers(config):
@@ -56,7 +56,7 @@ def tower_settings(config: Config) -> dict[str, Any]:
 
 
 class Partition(Stage):
-    """Its key covers what compares features, and how they are divided."""
+    """The stage. Its key covers what compares features, and how they are divided."""
 
     name = "partition"
     help = "group features into towers and plan their hosts (flat: no towers)"
@@ -90,12 +90,12 @@ class Partition(Stage):
         """Return the checkpoint whose embeddings are compared.
 
         Raises:
-            ArtifactError: It is missing.
+            ArtifactError: The checkpoint is missing.
         """
         if not compares(config) or config.partition.probe is None:
             return {}
         checkpoint = _find_probe(config, store, config.partition.probe)
-        # By its key and step: the run it is of may have newer ones tomorrow.
+        # Name it by its key and step, since its run may have newer ones tomorrow.
         return {"probe": {"key": checkpoint.key, "step": checkpoint.summary["step"]}}
 
     def path(self, config: Config, key: str) -> str:
@@ -107,7 +107,7 @@ class Partition(Stage):
         return ("pipeline.planning.torchrec_planner", "pipeline.training.trainer")
 
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
-        """``towers.json``, and for towers ``plan.json``: the plan refined, every table on the hosts of its tower."""
+        """Write ``towers.json``, and with towers ``plan.json``: the plan with every table on its tower's hosts."""
         from pipeline.calibration.hardware_cache import with_figures
         from pipeline.planning.plan_report import plan_summary
         from pipeline.report.plans import PLAN_PAGE, plan_page
@@ -146,7 +146,7 @@ class Partition(Stage):
         shape = summary.get("shape")
         if not shape:
             return {}
-        # In the place of the flat plan the one that keeps to the towers' hosts: training goes by it.
+        # The plan that keeps to the towers' hosts replaces the flat plan, since training uses it.
         return {"plan": PlanPart.from_json(summary), "towers": TowersPart.from_json(shape)}
 
     def lines(self, result: Result) -> dict[str, list[str]]:
@@ -169,10 +169,10 @@ def assign_features(
     """Assign the features to towers by ``partition.strategy``.
 
     Args:
-        plan: The flat plan, whose predicted times and bytes of tables the towers are to balance.
+        plan: The flat plan, whose predicted times and table bytes the towers have to balance.
 
     Returns:
-        The features of every tower, and what that rests on.
+        The features of every tower, and the evidence for the choice.
 
     Raises:
         ConfigError: The features are compared by rows that the dataset lacks.
@@ -202,7 +202,7 @@ def assign_features(
         checkpoint = _find_probe(config, store, options.probe)
     similarity, source = probe(select_training_settings(config), store, dataset, checkpoint)
     loads = _feature_loads(schema, plan)
-    # A tower may hold more than an even share of the tables' bytes where the memory allows it.
+    # A tower may hold more than an even share of the tables' bytes if the memory allows it.
     hardware = config.hardware
     fastest = hardware.hbm_gib if hardware.device == "cuda" else hardware.ddr_gib
     capacity = TABLE_SHARE * fastest * GIB * config.world_size / count
@@ -212,7 +212,7 @@ def assign_features(
 
 
 def _feature_loads(schema: DatasetSchema, plan: Plan) -> dict[str, list[float]]:
-    # Predicted ms and bytes of the tables of every feature and sequence; those that share a table have equal parts.
+    # Returns predicted ms and bytes of the tables of every feature and sequence, divided equally if they share a table.
     for made in schema.tables:
         if made.name not in plan.tables:
             raise ArtifactError(f"the plan has no table {made.name!r}", hint="nightjar plan force=true makes it again")

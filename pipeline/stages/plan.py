@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 
 
 def _heavy(config: Config) -> bool:
-    """Whether the dense part's state needs more room than a plan has for any."""
+    """Whether the dense part's state needs more room than plans reserve for every optimizer."""
     return config.train.dense_state_values > ORDINARY_STATE
 
 
 class PlanStage(Stage):
-    """Its key covers what tables, dense part, inputs and staging take and cost."""
+    """The stage. Its key covers what tables, dense part, inputs and staging take and cost."""
 
     name = "plan"
     help = "plan the sharding of the tables on the hardware"
@@ -49,7 +49,7 @@ class PlanStage(Stage):
     )
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
-        """Which measurement of this machine it was, where its measured figures count; the first one is not named."""
+        """Name the measurement of this machine if its measured figures count; the first one is not named."""
         from pipeline.calibration.hardware_cache import calibration_revision
 
         revision = calibration_revision(config)
@@ -62,7 +62,7 @@ class PlanStage(Stage):
         return ("pipeline.planning.torchrec_planner",)
 
     def run(self, step: Step, config: Config, store: Store, inputs: dict[str, Artifact], io: StageIO) -> Artifact:
-        """``plan.json`` and its page: a new plan, or ``plan.former`` where nothing changed since."""
+        """Write ``plan.json`` and its page: a new plan, or ``plan.former`` if nothing has changed since."""
         from pipeline.calibration.hardware_cache import with_figures
         from pipeline.planning.inputs import PlanInputs
         from pipeline.planning.plan_report import plan_summary, render_plan
@@ -74,8 +74,8 @@ class PlanStage(Stage):
         dataset, dataset_key = read_dataset(store, inputs["ingest"]), inputs["ingest"].key
         former, plan, reuse = config.plan.former, None, {}
         if former is not None:
-            # The same plan keeps every shard in its place, so that no table moves between nights. A plan made with the
-            # automatic batch is compared by the number of samples.
+            # Using the same plan keeps every shard in its place, so that no table moves between nights. A plan made
+            # with the automatic batch is compared by the number of samples.
             covered = {**step.config, "train": {**step.config["train"], "global_batch": config.train.batch}}  # type: ignore[dict-item]
             plan, why = reused_plan(store, former, covered, *dataset, dataset_key)
             reuse = {"former": former, "reused": plan is not None, "why": why}

@@ -1,4 +1,11 @@
-"""Stage publish: the model judged beside the one that serves, and published or held with the reasons."""
+"""Stage publish: the model judged beside the one that serves, and published or held with the reasons.
+
+The way to a verdict: ``release.publish`` writes a version; ``release_gate.judge_version`` scores held-out rows with it
+and with the version that serves, on all ranks (``release_ranks`` shares the work out); ``evaluation.gate`` measures
+(``measure``), takes a share of the error budget, if there is one (``budget.judge_within_budget``), and decides
+(``gate.judge``). ``publishing.promotion`` lets what passes serve. A HOLD becomes exit code 6 in ``Publish.accept``,
+once all artifacts are committed.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +23,13 @@ from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
-# Limits of the incumbent's figures on today's rows. It was right when it was published, so a reason that names one of
-# them speaks of labels or traffic, not of the candidate.
+# Limits of the incumbent's figures on today's rows. The incumbent was right when it was published, so a reason that
+# names one of them points to labels or traffic, not to the candidate.
 _LABEL_LIMITS = ("gate.max_label_shift", "gate.max_ne_drift")
 
 
 class Publish(Stage):
-    """A version, its verdict, and its promotion."""
+    """The stage: a version, its verdict, and its promotion."""
 
     name = "publish"
     help = "compare the model with the serving one, then publish or hold it"
@@ -30,8 +37,8 @@ class Publish(Stage):
     by_default = False
     needs_rows = True
     distributed = True
-    # 1: the version that serves is judged on what it would see, or the model is held. Verdicts of before are not taken
-    # for such ones.
+    # Since revision 1, the version in service is judged on what it would see, or the model is held. Earlier verdicts
+    # must not pass for such ones.
     revision = 1
     settings = (
         use("gate", "*"),
@@ -42,8 +49,8 @@ class Publish(Stage):
     )
 
     def key_settings(self, config: Config) -> dict[str, Any]:
-        """The settings, the name of the model, and what the log renamed, which the gate takes into account."""
-        # Only where the log renamed something: all other keys stay those of earlier releases.
+        """Return the settings, the name of the model, and what the log renamed, which the gate takes into account."""
+        # Renamed names are added only if there are any, so that all other keys stay those of earlier releases.
         renamed = sorted(name for name in config.checkpoint.allow if is_allowed(name, [DATA]))
         settings = super().key_settings(config) | {"model": config.model_name}
         if renamed:
@@ -58,7 +65,7 @@ class Publish(Stage):
             find_version(store, config.model_name, config.publish.judge_beside)
             return {"incumbent": config.publish.judge_beside}
         if config.data.leave_out:
-            # On rows without them the version that serves looks worse than it is, and any model passes.
+            # On rows without these features the version in service looks worse than it is, and any model passes.
             raise ConfigError(
                 f"data.leave_out has {', '.join(config.data.leave_out)}: a model that was trained without them is "
                 "judged only, beside a version that you name",
@@ -68,7 +75,7 @@ class Publish(Stage):
         return {"incumbent": covered_incumbent(config, store, made["train"].key)}
 
     def modules(self, config: Config) -> tuple[str, ...]:
-        # Not what scores a version, for that imports Polars, which has threads.
+        # Do not preload what scores a version, since that imports Polars, which has threads.
         return ("pipeline.publishing.program", "pipeline.publishing.served", "pipeline.training.distributed")
 
     def run(
@@ -91,6 +98,7 @@ class Publish(Stage):
 
     def accept(self, artifact: Artifact) -> None:
         gate = GatePart.from_json(artifact.summary["gate"])
+        # A quiet setting: the artifact's record has it only where it is set.
         judged_only = "judge_beside" in artifact.config.get("publish", {})
         if gate.verdict != HOLD or judged_only:
             return
@@ -106,7 +114,7 @@ class Publish(Stage):
                 "If the labels of the day are wrong (what ingestion warns of may tell), correct the logs and run the "
                 "same command again. "
             )
-        # Where too few rows held the model.
+        # This is for a model that too few rows held. It is not the limit that it was judged by, but one that would do.
         if gate.max_ne_increase is not None:
             limit = f"gate.max_ne_increase={gate.max_ne_increase:g}"
             hint += f"{limit} is the smallest limit that this many rows can test. "

@@ -1,4 +1,9 @@
-"""The publish stage: write the version, score it with the incumbent, let the gate decide, promote or hold."""
+"""The publish stage: write the version, score it with the incumbent, let the gate decide, promote or hold.
+
+It makes two artifacts, each with a ``gate.json``: the version itself, whose draft all ranks write
+(``_write_and_judge``), and that of the stage, which only rank 0 drafts (``publish``). If somebody took the training out
+of service, the stage's verdict is HOLD, although the version's may be PASS.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +33,9 @@ log = logging.getLogger(__name__)
 
 
 def covered_incumbent(config: Config, store: Store, train_key: str) -> str | None:
-    """Return the version that the key of the publish stage covers: what the candidate is compared with.
+    """Return the version that the key of the publish stage covers, with which the candidate is compared.
 
-    A version that this very training became is not its own incumbent: then it is the one it was compared with, so
+    If the version in service came from this same training, the key covers the version that it was compared with, so
     that the same run again finds its own artifact.
     """
     current = promotion.incumbent(store, config.model_name)
@@ -45,19 +50,19 @@ def covered_incumbent(config: Config, store: Store, train_key: str) -> str | Non
 
 
 def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact], draft: Draft) -> dict[str, Any]:
-    """Write, judge and promote a version of ``step``, with its gate report in ``draft``. On rank 0.
+    """Write, judge and promote a version of ``step``, with its gate report in ``draft``. Runs on rank 0.
 
     The version's own gate.json has the verdict. ``draft`` gets a copy, which a withdrawal may turn into a HOLD.
 
-    A version that is held stays in the store without being promoted, and so does one whose training served before and
-    was taken out of service by somebody. With ``publish.judge_beside`` no version is promoted.
+    A held version stays in the store without being promoted, and so does one whose training was in service before and
+    was withdrawn by somebody. With ``publish.judge_beside`` no version is promoted.
 
     Returns:
         The stage's summary.
 
     Raises:
         ArtifactError: Inputs or the incumbent are damaged.
-        LaunchError: Another version serves than the one that the candidate was compared with.
+        LaunchError: The version in service is not the one that the candidate was compared with.
     """
     model, version = config.model_name, find_or_judge_version(config, store, step, inputs)
     assert version is not None, "rank 0 commits it"
@@ -65,14 +70,14 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
     training = promotion.Training.of(version)
 
     def check() -> None:
-        # A verdict holds beside what the candidate was judged with.
+        # A verdict holds only beside the version that the candidate was judged with.
         _require_not_withdrawn(store, model, training, judged)
         _require_same_incumbent(config, store, inputs["train"].key, judged)
 
     promotes = record.verdict == PASS and config.publish.judge_beside is None
     if promotes:
         try:
-            # First of all, so that no report says PASS of a version that is held; once more under the lock, by `check`.
+            # Check this first, so that no report says PASS of a held version; `check` repeats it under the lock.
             _require_not_withdrawn(store, model, training, record)
             write_report(draft, record)
             promotion.promote(store, model, record.version, by="publish", reason=record.forced or "", check=check)
@@ -82,13 +87,14 @@ def publish(config: Config, store: Store, step: Step, inputs: dict[str, Artifact
     if not promotes:
         write_report(draft, record)
 
-    # A HOLD is no error yet: `Publish.accept` raises it at the end of the run (`launch/chain.py`).
+    # A HOLD is not an error yet: `Publish.accept` raises it at the end of the run (`launch/chain.py`).
     gate: dict[str, Any] = {"verdict": record.verdict, "reasons": [*record.reasons]}
     if record.forced:
         gate["forced"] = record.forced
     if record.warnings:
         gate["warnings"] = [*record.warnings]
     if record.power and record.power.instead:
+        # This is not the limit that was set, but the one to set instead, which ``Publish.accept`` proposes.
         gate["max_ne_increase"] = record.power.instead
     gate |= {"version": record.version, "incumbent": record.incumbent_version}
     summary: dict[str, Any] = {"gate": gate}
@@ -130,7 +136,7 @@ def write_report(draft: Draft, record: GateRecord) -> None:
 
 
 def find_or_judge_version(config: Config, store: Store, step: Step, inputs: dict[str, Artifact]) -> Artifact | None:
-    """Find the version of ``step``, or write it with all ranks: whole and judged, not promoted. Collective.
+    """Find the version of ``step``, or write it with all ranks, whole and judged but not promoted. Collective.
 
     Returns:
         The version on rank 0; None elsewhere.
@@ -140,7 +146,7 @@ def find_or_judge_version(config: Config, store: Store, step: Step, inputs: dict
     model = config.model_name
 
     def find() -> list[str | None]:
-        # Asked by rank 0 for all: each rank by itself might find another number for the next version.
+        # Rank 0 asks for all, since each rank might find another number for the next version.
         made = None if config.force else versions.made_by(store, model, step.key)
         return [made.path if made else None, versions.new_version(store, model, step.key)]
 
@@ -195,7 +201,7 @@ def _write_and_judge(
 
 
 def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draft: Draft) -> WrittenModel:
-    # Tables, dense program, transforms, id mappings, configuration: whole on every rank when it returns.
+    # Writes tables, dense program, transforms, id mappings and configuration, all complete on every rank at the return.
     from pipeline.checkpoint.collectives import run_on_rank0
     from pipeline.checkpoint.reader import ChainReader
     from pipeline.stages.release_ranks import write_tables
@@ -225,7 +231,7 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
 def _write_dense(
     config: Config, store: Store, inputs: dict[str, Artifact], draft: Draft, schema: DatasetSchema
 ) -> dict[str, int]:
-    # The dense part as a program; returns the values that are not finite, by parameter.
+    # Writes the dense part as a program; returns the number of values that are not finite, by parameter.
     from pipeline.checkpoint.reader import read_dense
     from pipeline.publishing.dense import build_dense, input_shapes, probe, write_dense
     from pipeline.publishing.program import write_program
@@ -238,7 +244,7 @@ def _write_dense(
         weights.append(member.weight)
     towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
     module = build_dense(schema, towers, dense, weights, config)
-    # One thread, which any machine has, so that the version has the same bytes on all machines.
+    # Use one thread, which any machine has, so that the version has the same bytes on all machines.
     with one_thread():
         logits = probe(module, schema, config.model, len(members))
     write_dense(draft, schema, towers, dense, weights, logits)
@@ -246,7 +252,7 @@ def _write_dense(
     write_program(draft, module, len(schema.dense), embeddings, events)
     not_finite = {}
     for name in dense[0]:
-        # Summed over the members, which have the same parameters.
+        # Values are summed over the members, which have the same parameters.
         not_finite[f"parameter {name}"] = sum(int((~each[name].isfinite()).sum()) for each in dense)
     return not_finite
 
@@ -277,13 +283,13 @@ def _description(config: Config, schema: DatasetSchema, layouts: dict[str, Table
     name, dim = config.model.name, config.model.embedding_dim * members
     mean = tuple(table for table in layouts if config.model.table(table).pooling == "mean")
     description = Description.of(schema, dim, layouts, mean).built_by(name, MODELS.package(name))
-    # The calibrator is fitted later, on scores of these files; the description already names its file.
+    # The calibrator is fitted later, on scores of these files, but the description already names its file.
     calibrator = None if config.publish.calibrator.method is None else CALIBRATOR
     return replace(description, members=members, calibrator=calibrator, weights=WEIGHTS)
 
 
 def _mappings(dataset: Artifact) -> list[str]:
-    # The files of a dataset that turn raw rows into its columns.
+    # Returns the files of a dataset that turn raw rows into its columns.
     return [name for name in dataset.files if name == TRANSFORMS or name.startswith("vocab/")]
 
 
@@ -318,7 +324,7 @@ def _card(config: Config, inputs: dict[str, Artifact], record: GateRecord, writt
 
 
 def _card_figures(candidate: ModelFigures, record: GateRecord) -> dict[str, Interval]:
-    # The main task's, and NE or RMSE of every further one, as ``<task>_ne``.
+    # Returns the main task's figures, and NE or RMSE of every further task, as ``<task>_ne``.
     figures = {"ne": candidate.ne, "auc": candidate.auc, "calibration": candidate.calibration}
     for name, task in (record.tasks or {}).items():
         if task.candidate is not None:

@@ -1,4 +1,9 @@
-"""The publish stage's gate: models score the same rows, a share of them fits the calibrator, the gate decides."""
+"""The publish stage's gate: models score the same rows, a share of them fits the calibrator, the gate decides.
+
+The rows are those of split ``test`` (only some row groups if it has more than ``gate.max_rows``), scored anew by the
+versions as they serve. The figures of stage evaluate decide nothing; only its logits are read, to compare the version
+with what was trained.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +61,8 @@ def judge_version(
 
     Args:
         inputs: The artifacts of the earlier stages, by name.
-        draft: The version, whose files are written but for its calibrator. Where one is asked for, it is fitted on some
-            of the held-out rows and written, and the other rows are judged with it.
+        draft: The version, whose files are all written except for its calibrator. If one is asked for, it is fitted on
+            some of the held-out rows and written, and the other rows are judged with it.
     """
     from pipeline.evaluation.gate.budget import judge_within_budget
     from pipeline.evaluation.gate.measure import measure
@@ -65,20 +70,20 @@ def judge_version(
     from pipeline.stages.release_ranks import score_on_ranks
     from pipeline.training.parquet import SplitReader
 
-    # 1. All ranks score the held-out rows: as the candidate serves them, the incumbent, the best of the last versions.
-    ledger = _open_ledger(config, store)  # first: one that cannot be read costs no scores
+    # 1. Score the held-out rows on all ranks, as candidate, incumbent and the best of the last versions serve them.
+    ledger = _open_ledger(config, store)  # opened first, so that an unreadable one costs no scores
     dataset = inputs["ingest"]
     split = SplitReader(store, dataset, "test")
     split.spread(config.gate.max_rows)
     owners = {column.name: column.owner for column in split.schema.sparse}
-    codes = owners.keys() | {sequence.name for sequence in split.schema.sequences}
+    sliceable = owners.keys() | {sequence.name for sequence in split.schema.sequences}
     sliced_by = dict.fromkeys([*config.gate.slices, config.publish.calibrator.slices])
-    features = [name for name in sliced_by if name in codes]
+    features = [name for name in sliced_by if name in sliceable]
     incumbent = cast(str | None, step.config.get("incumbent"))
     with _open_models(config, store, draft.path, dataset, incumbent) as opened:
         looked_up = owners | {column.name: column.owner for column in split.schema.event_columns}
-        trained = {name: written.tables[table].trained for name, table in looked_up.items()}
-        scores = score_on_ranks(split, opened.models, trained, features)
+        trained_rows = {name: written.tables[table].trained for name, table in looked_up.items()}
+        scores = score_on_ranks(split, opened.models, trained_rows, features)
         measured = _measure_importance(config, store, inputs, split, opened.models["candidate"][0])
         if scores is None:
             return None
@@ -86,7 +91,7 @@ def judge_version(
             layouts = {name: table.layout for name, table in written.tables.items()}
             measured["cost"] = serving_cost(split, opened.models, layouts, written.members)
 
-    # 2. Rank 0 goes on alone: a share of the rows fits the calibrator, where one is asked for.
+    # 2. Fit the calibrator on a share of the rows, if one is asked for. Rank 0 continues alone from here.
     logits = {name: np.concatenate(parts or [np.zeros(0, np.float32)]) for name, parts in scores.logits.items()}
     uncalibrated = main_task(logits["candidate"])
     fitted = fit_calibrator(config, split, logits["candidate"], scores.codes)
@@ -94,7 +99,7 @@ def judge_version(
         draft.write_json(CALIBRATOR, fitted.record.to_json())
         logits["candidate"] = fitted.logits
 
-    # 3. The other rows, or all of them, are what the gate judges by.
+    # 3. Select the other rows, or all of them, for the gate to judge by.
     scored = ScoredRows(
         labels=split.column(LABEL),
         candidate=main_task(logits["candidate"]),
@@ -111,7 +116,7 @@ def judge_version(
     if fitted is not None:
         scored = replace(scored, uncalibrated=uncalibrated, calibrated=fitted.about).select_rows(fitted.judged)
 
-    # 4. Figures, what else publishing knows, and the verdict.
+    # 4. Measure figures, add what else publishing knows, and take the verdict.
     record = measure(scored, config.gate, config.seed)
     best = opened.best
     if best is not None and record.best is not None:
@@ -135,15 +140,16 @@ def would_pass(held: GateRecord, settings: GateConfig, limits: GateConfig) -> bo
     """Return whether a model that the gate held passes under other limits, by its record alone.
 
     Args:
-        held: The record, under ``settings``.
-        limits: The others; a reason that overrides the gate does not count.
+        held: The record under ``settings``.
+        limits: The other settings; a reason that overrides the gate does not count.
 
     Returns:
-        False, too, where the record does not tell why the model was held: a check that measures rows of its own did it.
+        Whether it passes; False, too, if the record does not tell why the model was held, because a check that measures
+            its own rows did it.
     """
     from pipeline.evaluation.gate.gate import judge
 
-    # Judged again under its own limits, too, so that a difference is due to the limits and not to another release.
+    # Judge it again under its own limits, so that a difference is due to the limits and not to another release.
     again, other = judge(held, replace(settings, force=None)), judge(held, replace(limits, force=None))
     failed, failed_again = set[str](), set[str]()
     for record, names in ((held, failed), (again, failed_again)):
@@ -152,8 +158,8 @@ def would_pass(held: GateRecord, settings: GateConfig, limits: GateConfig) -> bo
 
 
 def _open_ledger(config: Config, store: Store) -> LedgerFile | None:
-    # The ledger of gate.budget; None without a budget. Collective: one that cannot be read ends all ranks before they
-    # score.
+    # Opens the ledger of gate.budget; None without a budget. Collective: if it cannot be read, all ranks end before
+    # they score.
     from pipeline.checkpoint.collectives import run_on_rank0
     from pipeline.evaluation.gate.budget import LedgerFile, check_day
 
@@ -166,7 +172,7 @@ def _open_ledger(config: Config, store: Store) -> LedgerFile | None:
 
 
 def _read_former(config: Config, store: Store, incumbent: str | None) -> Former | None:
-    # What the incumbent's own record says of it.
+    # Reads what the incumbent's own record says about it.
     from pipeline.evaluation.gate.measure import former_figures
 
     path = f"{versions.version_path(config.model_name, incumbent or '')}/{GATE}"
@@ -176,7 +182,7 @@ def _read_former(config: Config, store: Store, incumbent: str | None) -> Former 
 
 
 def _day_of(config: Config) -> date:
-    # The day of the rows, of a range of days the last one; where they have none, the clock's.
+    # Returns the day of the rows, the last one of a range of days; if they have none, the clock's day.
     from pipeline.evaluation.gate.budget import utc_day
 
     if config.data.day is None:
@@ -185,14 +191,14 @@ def _day_of(config: Config) -> date:
 
 
 def main_task(logits: Any) -> Any:
-    """Return the logits [n] of the main task, of those [n] or [n, T] of one or several tasks; None of None."""
+    """Return the main task's logits [n] from ``logits`` [n], or [n, T] of several tasks; None for None."""
     if logits is None or logits.ndim == 1:
         return logits
     return np.ascontiguousarray(logits[:, 0])
 
 
 def _score_tasks(split: Any, models: dict[str, Any], logits: dict[str, np.ndarray]) -> dict[str, Any]:
-    # The further tasks of the dataset as candidate and incumbent score them; an incumbent may lack some.
+    # Returns the dataset's further tasks as candidate and incumbent score them; an incumbent may lack some.
     labels, weights, scored = split.labels(), split.row_weights(), {}
     known: dict[str, str] = {}
     if "incumbent" in models:
@@ -201,7 +207,7 @@ def _score_tasks(split: Any, models: dict[str, Any], logits: dict[str, np.ndarra
     columns = {name: column for column, name in enumerate(known, start=1)}
     for place, task in enumerate(split.schema.tasks, start=1):
         incumbent = None
-        # Logits of a task of another kind mean something else.
+        # Logits of a task of another kind mean something else, so they are not compared.
         if known.get(task.name) == task.kind:
             incumbent = logits["incumbent"][:, columns[task.name]]
         scored[task.name] = ScoredTask(task.kind, labels[task.name], logits["candidate"][:, place], incumbent, weights)
@@ -211,7 +217,7 @@ def _score_tasks(split: Any, models: dict[str, Any], logits: dict[str, np.ndarra
 def _measure_importance(
     config: Config, store: Store, inputs: dict[str, Artifact], split: Any, candidate: Any
 ) -> dict[str, Any]:
-    # The candidate's features and towers by importance, as entries of the record; none unless asked for. Collective.
+    # Returns the candidate's features and towers by importance, as entries of the record, if asked for. Collective.
     from pipeline.stages.release_ranks import importance_on_ranks
 
     rows, schema = config.gate.importance_rows, split.schema
@@ -237,8 +243,8 @@ def _measure_importance(
 class _OpenModels:
     """The ``models`` to score, each with its translation.
 
-    ``problem``: why the incumbent is not among them ("": it is, or there is none). ``best``: for the record, without
-    figures; None where it is not asked for.
+    ``problem`` says why the incumbent is not among them ("": it is, or there is none). ``best`` is for the record,
+    without figures; None if it is not asked for.
     """
 
     models: dict[str, Any]
@@ -248,7 +254,8 @@ class _OpenModels:
 
 @contextlib.contextmanager
 def _open_models(config: Config, store: Store, path: str, dataset: Artifact, incumbent: Any) -> Iterator[_OpenModels]:
-    # Candidate (uncalibrated), incumbent and the best of the versions before it. Collective: each rank opens them all.
+    # Opens candidate (uncalibrated), incumbent and the best of the previous versions. Collective: each rank opens them
+    # all.
     from pipeline.serving.incumbent_features import NotComparableError
     from pipeline.stages.release_ranks import open_version, require_sound, translated
 
@@ -263,7 +270,7 @@ def _open_models(config: Config, store: Store, path: str, dataset: Artifact, inc
         candidate = stack.enter_context(open_version(store, path, memory, calibrate=False))
         opened = _OpenModels({"candidate": (candidate, None)})
         if incumbent:
-            # Figures of a damaged incumbent would let a bad candidate through, so every byte is read.
+            # Read every byte, since figures of a damaged incumbent would let a bad candidate through.
             try:
                 require_sound(store, versions.version_path(model, incumbent))
             except ArtifactError as error:
@@ -274,7 +281,7 @@ def _open_models(config: Config, store: Store, path: str, dataset: Artifact, inc
             except NotComparableError as error:
                 opened.problem = str(error)
             except OtherCodeError as error:
-                # The installed code computes another model, which never served.
+                # The installed code computes another model, which was never in service.
                 opened.problem = error.message
         if incumbent and config.gate.best_of_last > 1:
             opened.best = _open_best(config, store, incumbent, open_other, opened.models)
@@ -284,8 +291,8 @@ def _open_models(config: Config, store: Store, path: str, dataset: Artifact, inc
 def _open_best(
     config: Config, store: Store, incumbent: str, open_model: Callable[[str], Any], models: dict[str, Any]
 ) -> Best:
-    # Put the best of the last versions under "best" of ``models``, where it is another one than the incumbent. One that
-    # is gone, damaged or cannot be scored is noted, and the next best is taken: no night fails by it.
+    # Adds the best of the last versions to ``models`` as "best", if it is not the incumbent. One that is gone, damaged
+    # or cannot be scored is noted, and the next best is taken, so that no night fails because of it.
     from pipeline.checkpoint.collectives import run_on_rank0
     from pipeline.serving.incumbent_features import NotComparableError
     from pipeline.stages.release_ranks import require_sound
@@ -313,7 +320,8 @@ def _open_best(
 
 
 def _score_baseline(config: Config, store: Store, dataset: Artifact, test: Any) -> np.ndarray | None:
-    # Logits that a quick simple model, trained on the train rows, gives the rows of ``test``; None: not asked for.
+    # Returns the logits that a quick simple model, trained on the train rows, gives the rows of ``test``; None: not
+    # asked for.
     from pipeline.evaluation.baseline import Baseline
     from pipeline.serving.scores import row_blocks
     from pipeline.training.parquet import SplitReader
@@ -324,12 +332,12 @@ def _score_baseline(config: Config, store: Store, dataset: Artifact, test: Any) 
     train.spread(config.gate.max_rows)
     simple = Baseline({column.name: column.rows for column in train.schema.sparse}, len(train.schema.dense))
     simple.fit(row_blocks(train))
-    # With an empty array, since a split without rows has no blocks and ``concatenate`` needs one array.
+    # Include an empty array, since a split without rows has no blocks and ``concatenate`` needs at least one array.
     return np.concatenate([np.zeros(0, np.float32), *map(simple.score, row_blocks(test))])
 
 
 def read_logits(store: Store, evaluation: Artifact) -> np.ndarray:
-    """Read the logits [n], or [n, T] of several tasks, that the trained model gave the held-out rows, as verified."""
+    """Read the trained model's logits [n], or [n, T] of several tasks, for the held-out rows, and verify the file."""
     store.verify(evaluation, LOGITS)
     with store.open(f"{evaluation.path}/{LOGITS}") as source:
         logits: np.ndarray = np.load(io.BytesIO(source.read()), allow_pickle=False)
@@ -337,7 +345,7 @@ def read_logits(store: Store, evaluation: Artifact) -> np.ndarray:
 
 
 def _trained_logits(store: Store, evaluation: Artifact, split: Any) -> np.ndarray | None:
-    # What the trained model gave the rows of ``split``; None where its evaluation kept no logits.
+    # Returns the trained model's logits for the rows of ``split``; None if its evaluation kept no logits.
     if LOGITS not in evaluation.files:
         return None
     logits = read_logits(store, evaluation)
@@ -347,7 +355,8 @@ def _trained_logits(store: Store, evaluation: Artifact, split: Any) -> np.ndarra
 def _slice_columns(
     config: Config, store: Store, dataset: Artifact, split: Any, codes: dict[str, list[np.ndarray]]
 ) -> Any:
-    # The columns of ``gate.slices``: sparse features by their ids, other columns of the dataset by their numbers.
+    # Returns the columns of ``gate.slices``: sparse features by their ids, other columns of the dataset by their
+    # numbers.
     columns = {}
     for name in config.gate.slices:
         if name in codes:
@@ -365,7 +374,7 @@ def _slice_columns(
 
 
 def number_groups(config: Config, split: SplitReader) -> NDArray[np.int64] | None:
-    """Number the groups of ``evaluate.group_by`` of held-out rows, -1 for none, [n]; None where rows have no groups."""
+    """Number the groups of ``evaluate.group_by`` of held-out rows, -1 for none, [n]; None if rows have no groups."""
     feature = config.evaluate.group_by
     # A feature that is left out has no ids in the dataset.
     if feature is None or feature in config.data.leave_out:
@@ -374,9 +383,9 @@ def number_groups(config: Config, split: SplitReader) -> NDArray[np.int64] | Non
 
 
 def slice_names(store: Store, dataset: Artifact, schema: DatasetSchema, name: str) -> dict[int, str]:
-    """Return what the values of a slice are called: of a sparse feature raw ids, where the dataset keeps them.
+    """Return the names of a slice's values: raw ids for a sparse feature, if the dataset keeps them.
 
-    Of a sequence the slices are ranges of its length.
+    The slices of a sequence are ranges of its length.
     """
     import pyarrow.parquet as pq
 
@@ -397,7 +406,7 @@ def slice_names(store: Store, dataset: Artifact, schema: DatasetSchema, name: st
 
 
 def _explain_young_labels(dataset: Artifact) -> str | None:
-    # That clicks of the dataset's rows may still come, in words; None where its labels are final.
+    # Says in words that clicks of the dataset's rows may still come; None if its labels are final.
     part = IngestPart.from_json(dataset.summary)
     if not part.labels_young:
         return None
@@ -409,7 +418,7 @@ def _explain_young_labels(dataset: Artifact) -> str | None:
 class FittedCalibrator:
     """A calibrator, the candidate's ``logits`` of all rows with it, and the rows [n] that it was not fitted on.
 
-    ``about``: what the gate's record says of it, without figures. Where logits are not finite, which the gate holds, it
+    ``about`` is what the gate's record says of it, without figures. If logits are not finite, which the gate holds, it
     has no curves and was fitted on no rows.
     """
 
@@ -422,14 +431,14 @@ class FittedCalibrator:
 def fit_calibrator(
     config: Config, split: SplitReader, logits: NDArray[np.float32], codes: dict[str, list[NDArray[np.integer]]]
 ) -> FittedCalibrator | None:
-    """Fit the calibrator of a model on a share of the held-out rows; None where none is asked for.
+    """Fit a model's calibrator on a share of the held-out rows; None if none is asked for.
 
     Args:
-        logits: Of the rows of ``split`` by the model, [n], or [n, T] of several tasks.
-        codes: Rows of the table of the slices' feature, by row group.
+        logits: The model's logits of the rows of ``split``, [n], or [n, T] of several tasks.
+        codes: Table rows of the slices' feature, by row group.
 
     Raises:
-        DataError: The rows to fit on are of one class. A further task of which this holds has no curve.
+        DataError: The rows to fit on are of one class. A further task with such rows has no curve.
     """
     from pipeline.evaluation.calibration_curves import calibrated, fit_curve
 
@@ -445,7 +454,8 @@ def fit_calibrator(
     chosen = chosen_rows(split, options.share, config.seed, hours)
     weights = split.row_weights()
 
-    # Labels [n] of every task in the order of the logits, NaN where missing; those without classes have no curve.
+    # Collect labels [n] of every task in the order of the logits, NaN where missing; tasks without classes have no
+    # curve.
     further, labels_of = split.labels(), {MAIN_TASK: split.column(LABEL)}
     for task in split.schema.tasks:
         labels_of[task.name] = np.full(split.rows, np.nan, np.float32)
@@ -486,19 +496,19 @@ def chosen_rows(
     """Choose the rows [n] of ``split`` that the calibrator is fitted on: about ``share`` of them.
 
     Args:
-        hours: [n], of test rows that are the last hours of a day. The first of these hours fit the curve, so that it is
-            judged as it will serve, by what comes later. Without hours, or of one alone: rows by a hash of ``seed`` and
-            number.
+        hours: [n], the hours of test rows that are the last hours of a day. The first of these hours fit the curve, so
+            that it is judged as it will serve, by what comes later. Without hours, or with only one, rows are chosen by
+            a hash of ``seed`` and number.
     """
     if hours is not None and len(hours) and hours.min() != hours.max():
         values, counts = np.unique(hours, return_counts=True)
         # The share of the rows up to each hour; the last hour, with all rows, is left out.
         before = np.cumsum(counts)[:-1] / len(hours)
         return np.asarray(hours <= values[int(np.argmin(np.abs(before - share)))])
-    # SplitMix64's finaliser (Steele et al. 2014) of the rows' numbers, so that neighbours fall independently.
+    # Hash the rows' numbers by SplitMix64's finaliser (Steele et al. 2014), so that neighbours fall independently.
     numbers = [np.zeros(0, np.uint64)]
     for group in split.groups:
-        # Numbered by place in the whole split, so that a row's choice does not depend on which groups are read.
+        # Number rows by place in the whole split, so that a row's choice does not depend on which groups are read.
         numbers.append(np.arange(group.first, group.first + group.rows, dtype=np.uint64))
     mixed = np.concatenate(numbers)
     with np.errstate(over="ignore"):

@@ -1,4 +1,4 @@
-"""The publish stage on all ranks: tables, checks of bytes and scores are shared out, and rank 0 gets the whole."""
+"""The publish stage on all ranks, which share tables, checks of bytes and scores; rank 0 gets the whole."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def join_ranks(config: Config) -> None:
 
 
 def names_for_this_rank(costs: Mapping[str, float]) -> list[str]:
-    """Return the names for this rank: the dearest first, each to whoever has the least so far."""
+    """Return the names for this rank: the most expensive first, each to the rank with the least so far."""
     loads, local = [0.0] * world_size(), list[str]()
-    # By cost and then by name, so that all ranks come to the same division without talking.
+    # Sort by cost and then by name, so that all ranks get the same division without communication.
     for name in sorted(costs, key=lambda name: (-costs[name], name)):
         rank = loads.index(min(loads))
         loads[rank] += costs[name]
@@ -60,12 +60,12 @@ def names_for_this_rank(costs: Mapping[str, float]) -> list[str]:
 
 @contextlib.contextmanager
 def turns(names: Sequence[str], what: str) -> Iterator[Iterator[str]]:
-    """Give this rank the next of ``names`` that no rank has begun, one after the other.
+    """Yield an iterator over ``names``, each of which goes to one rank only: the next that no rank has begun.
 
-    After an error of one rank, none gets any more.
+    After an error on one rank, no rank gets any more.
 
     Args:
-        what: Tells this queue from the others of the same ranks.
+        what: Identifies this queue among others of the same ranks.
     """
     if world_size() == 1:
         yield iter(names)
@@ -85,13 +85,13 @@ def turns(names: Sequence[str], what: str) -> Iterator[Iterator[str]]:
 
 @contextlib.contextmanager
 def shared_draft(store: Store, path: str, **about: Any) -> Iterator[Draft]:
-    """Begin a draft that all ranks write files of. Rank 0 holds it and may commit it.
+    """Begin a draft to which all ranks write files. Rank 0 holds it and may commit it.
 
     Args:
-        about: As ``Store.draft`` takes it.
+        about: Arguments for ``Store.draft``.
 
     Raises:
-        LaunchError: On all ranks, where another process writes the same path.
+        LaunchError: On all ranks, if another process writes the same path.
     """
     with contextlib.ExitStack() as stack:
         drafts = [Draft(store, path, **about)]
@@ -110,24 +110,24 @@ def write_tables(
     coding: str,
     first: Callable[[], None] = lambda: None,
 ) -> dict[str, WrittenTable]:
-    """Write ``tables``: each by the next free rank, several of a rank at a time in its threads of torch.
+    """Write ``tables``: each by the next free rank, several per rank at a time in its torch threads.
 
     Each thread holds a window of a table in memory.
 
     Args:
-        draft: Knows the files of all ranks on rank 0 afterwards.
-        readers: Of the checkpoints whose rows are concatenated.
+        draft: The draft, which knows the files of all ranks on rank 0 afterwards.
+        readers: Readers of the checkpoints whose rows are concatenated.
         first: What rank 0 does before its tables, while the others begin.
 
     Returns:
-        What became of each table, by name, in order.
+        The result for each table, by name, in order.
     """
 
     def write(table: str) -> WrittenTable:
-        # Each thread needs readers of its own, since a reader holds the files that it reads.
+        # Each thread needs its own readers, since a reader holds the files that it reads.
         return write_table(draft, [reader.reopened() for reader in readers], table, coding)
 
-    # Largest first, so that no rank is still busy with a large table when all others are done.
+    # Write the largest first, so that no rank is still busy with a large table when all others are done.
     dearest = sorted(tables, key=lambda name: -sum(each.tables[name].rows * each.tables[name].dim for each in readers))
     local = dict[str, WrittenTable]()
 
@@ -138,7 +138,7 @@ def write_tables(
             begun, names = itertools.tee(names)
             local.update(zip(begun, run_in_threads(write, names), strict=True))
 
-    # An error of one rank is raised when none writes any more.
+    # An error on one rank is raised once none writes any more.
     run_on_all_ranks("writing tables", write_local)
     # The arrays of a parcel have no names, so they go in the order of the tables that have one.
     files = {}
@@ -176,9 +176,9 @@ def require_sound(store: Store, path: str) -> None:
 @contextlib.contextmanager
 def open_version(store: Store, path: str, memory: int, *, calibrate: bool = True) -> Iterator[ServedModel]:
     """Open the version at ``path``; the ranks of a host have ``memory`` bytes for its rows together."""
-    # Set by torchrun.
+    # torchrun sets LOCAL_WORLD_SIZE.
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    # In a collective, so that an error of one rank is raised on all of them.
+    # Open it in a collective, so that an error on one rank is raised on all of them.
     with _version_folder(store, path) as folder:
         opened = list[ServedModel]()
         run_on_all_ranks(
@@ -189,12 +189,12 @@ def open_version(store: Store, path: str, memory: int, *, calibrate: bool = True
 
 @contextlib.contextmanager
 def _version_folder(store: Store, path: str) -> Iterator[Path]:
-    # The files of a version in a folder of this host; from an object store, one rank of each host fetches them.
+    # Yields a folder of this host with the files of a version; one rank of each host fetches them from an object store.
     if store.is_local or world_size() == 1:
         with local_version(store, path) as folder:
             yield folder
         return
-    # Torchrun numbers the hosts, and the ranks on each host.
+    # torchrun numbers the hosts, and the ranks on each host.
     host, leads = os.environ.get("GROUP_RANK", "0"), os.environ.get("LOCAL_RANK", "0") == "0"
     with tempfile.TemporaryDirectory(prefix="nightjar-version-") as local:
 
@@ -209,7 +209,7 @@ def _version_folder(store: Store, path: str) -> Iterator[Path]:
 
 
 def translated(store: Store, dataset: str, version: str, allow: Collection[str] = ()) -> Translation:
-    """Return ``translation``; NotComparableError on all ranks where one of them finds a reason."""
+    """Return ``translation``; NotComparableError on all ranks if one of them finds a reason."""
     made = list[Translation]()
 
     def read() -> str | None:
@@ -231,7 +231,7 @@ def score_on_ranks(
     trained: Mapping[str, Any],
     slices: list[str],
 ) -> DatasetScores | None:
-    """Run ``score_dataset``, every row group on one of the ranks: all scores in row order on rank 0, None elsewhere."""
+    """Run ``score_dataset``, every row group on one rank; all scores in row order on rank 0, None elsewhere."""
     ranks, names = world_size(), [*models]
     local = score_dataset(split, models, trained, slices, split.groups[this_rank() :: ranks])
     arrays: list[Any] = []
@@ -244,7 +244,7 @@ def score_on_ranks(
         return None
     scores = DatasetScores({name: [] for name in names}, {name: [] for name in slices})
     for group in range(len(split.groups)):
-        # A parcel has the parts of its rank column by column, of each column those of the rank's groups in order.
+        # A parcel has the parts of its rank column by column, and for each column those of the rank's groups in order.
         rank, place = group % ranks, group // ranks
         count = len(range(rank, len(split.groups), ranks))
         parts = [[part] for part in parcels[rank].arrays[place::count]]
@@ -259,7 +259,7 @@ def score_on_ranks(
 def importance_on_ranks(
     split: SplitReader, model: ServedModel, groups: Mapping[str, Sequence[str]], rows: int, seed: int
 ) -> dict[str, Importance]:
-    """Run ``importance``, every group on one of the ranks: that of all in their order on rank 0, empty elsewhere."""
+    """Run ``importance``, every group on one rank; all of them in their order on rank 0, empty elsewhere."""
     local_groups = dict([*groups.items()][this_rank() :: world_size()])
     local = importance(split, model, local_groups, rows, seed)
     gathered = dict[str, Importance]()

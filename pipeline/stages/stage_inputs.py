@@ -1,4 +1,4 @@
-"""What a stage takes from committed artifacts: schema, plan, towers, and what a training takes from an earlier one."""
+"""Reads what a stage takes from committed artifacts: schema, plan, towers, and parts of an earlier training."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from pipeline.records.towers import Towers
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
-INIT_FROM = "checkpoint.init_from="  # as it is typed
-# The limits of ``train.global_batch=auto``; a batch is in samples.
-# Steps of an epoch. After fewer updates, a model has hardly begun to learn.
+INIT_FROM = "checkpoint.init_from="  # as typed on the command line
+# The limits of ``train.global_batch=auto``; a batch is in samples. MIN_STEPS is for an epoch: after fewer updates, a
+# model has hardly begun to learn.
 MIN_STEPS = 200
 # The batch that the default learning rates are meant for.
 MAX_BATCH = 4096
-# A step with fewer samples costs as much, and its gradient is mostly noise.
+# A step with fewer samples takes as long, and its gradient is mostly noise.
 MIN_BATCH = 64
-# A multiple of it, so that ranks get equal parts.
+# The batch is a multiple of this, so that ranks get equal parts.
 BATCH_MULTIPLE = 64
 log = logging.getLogger(__name__)
 
 
 def read_dataset(store: Store, artifact: Artifact) -> tuple[DatasetSchema, Profile]:
-    """Read what planning needs of a committed dataset: its schema and profile."""
+    """Read what planning needs from a committed dataset: its schema and profile."""
     schema = read(DatasetSchema, store, f"{artifact.path}/schema.json")
     return schema, read(Profile, store, f"{artifact.path}/profile.json")
 
@@ -43,10 +43,10 @@ def read_dataset(store: Store, artifact: Artifact) -> tuple[DatasetSchema, Profi
 def read_towers(
     config: Config, store: Store, inputs: Mapping[str, Artifact], checkpoints: Sequence[Artifact]
 ) -> tuple[Plan, Towers]:
-    """Read the plan and the towers to train by: with towers, the plan refined for their hosts.
+    """Read the plan and the towers to train by; with towers, the plan is refined for their hosts.
 
     Args:
-        checkpoints: Of this training, oldest first; the towers of the newest one stay.
+        checkpoints: Checkpoints of this training, oldest first; the towers of the newest one are kept.
     """
     partition = inputs["partition"]
     towers = read(Towers, store, f"{partition.path}/towers.json")
@@ -68,7 +68,7 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
 
     Raises:
         PlanError: The tables of a group do not fit its hosts.
-        ConfigError: Pins, types or hardware figures cannot be.
+        ConfigError: Pins, types or hardware figures are impossible.
     """
     from pipeline.planning.cost import step_ms
     from pipeline.planning.inputs import PlanInputs
@@ -81,14 +81,14 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
     module, dim = layout.towers.module, config.model.embedding_dim
     plans = []
     for group in layout.tower_hosts:
-        # The tables of this group, planned on its hosts alone.
+        # Plan the tables of this group on its hosts alone.
         local = schema.with_vectors([name for name in schema.vectors if name in group.features])
         tables = [table.name for table in local.tables]
         settings, hardware = tower_hosts_settings(config.plan, config.hardware, group, tables)
         inputs = dataclasses.replace(PlanInputs.of(config, local, profile), plan=settings, hardware=hardware)
         plan = make_plan(inputs, key)
 
-        # What a sample sends between these hosts and the others comes on top.
+        # Add what a sample sends between these hosts and the others.
         remote = schema.with_vectors([name for name in layout.features if name not in group.features])
         sizes = []
         for number in group.towers:
@@ -104,17 +104,17 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
         extra = beyond_tower_ms(inputs, config.hardware, crossing)
         phases = []
         for rank in plan.phases:
-            # Rounded as in the plans of the planner.
+            # Round as in the plans of the planner.
             phases.append({name: round(ms + extra[name], 6) for name, ms in rank.items()})
         plans.append(dataclasses.replace(plan, phases=phases, predicted_step_ms=max(map(step_ms, phases))))
     return united_plan(layout, plans, [table.name for table in schema.tables])
 
 
 def towers_of_checkpoints(config: Config, store: Store, checkpoints: Sequence[Artifact], towers: Towers) -> Towers:
-    """Return the towers of the newest readable checkpoint, on this hardware; ``towers`` where it has none or the same.
+    """Return the towers of the newest readable checkpoint on this hardware; ``towers`` if it has none or the same.
 
     Args:
-        checkpoints: Of one training, oldest first.
+        checkpoints: Checkpoints of one training, oldest first.
     """
     from pipeline.checkpoint.reader import read_state
     from pipeline.towers.assignment import towers_of
@@ -139,7 +139,7 @@ def read_plan(store: Store, artifact: Artifact) -> Plan:
     """Read the sharding plan of a committed plan or partition artifact.
 
     Raises:
-        ArtifactError: It was changed since.
+        ArtifactError: The file has been changed since.
     """
     try:
         store.verify(artifact, "plan.json")
@@ -156,7 +156,7 @@ def covered_init(config: Config, store: Store, dataset: str) -> dict[str, Any]:
 
     Raises:
         ArtifactError: There is no such checkpoint.
-        ConfigError: It does not go with the settings.
+        ConfigError: It is incompatible with the settings.
     """
     from pipeline.checkpoint.config_compatibility import check_changes
     from pipeline.checkpoint.reference import find_checkpoint
@@ -173,7 +173,7 @@ def covered_init(config: Config, store: Store, dataset: str) -> dict[str, Any]:
     except ArtifactError:
         if recorded_start is None:
             raise
-        # Removed since; training has checkpoints of its own.
+        # The checkpoint was removed since, but training has checkpoints of its own.
         return {"key": recorded_start[0], "step": recorded_start[1]}
     if "train" in config.stages:
         check_changes(artifact, recorded(config), options, config.data, dataset)
@@ -181,12 +181,12 @@ def covered_init(config: Config, store: Store, dataset: str) -> dict[str, Any]:
 
 
 def recorded_init(config: Config, store: Store) -> tuple[Config, tuple[str, int]] | tuple[None, None]:
-    """Return what this run recorded when it began from the checkpoint of the same name; Nones where it did not.
+    """Return what this run recorded when it began from the checkpoint of the same name; two None if it did not.
 
-    A run that goes on must not begin anew because the other run has newer checkpoints by now.
+    A run that continues must not begin anew because the other run has newer checkpoints by now.
 
     Returns:
-        Its configuration then, and the checkpoint's key and step.
+        Its configuration at that time, and the checkpoint's key and step.
     """
     former, covered = recorded_training(config, store)
     init = covered.get("init")
@@ -199,7 +199,7 @@ def recorded_training(config: Config, store: Store) -> tuple[Config | None, dict
     """Read what this run recorded when it began: its configuration, and what the key of its training covers.
 
     Returns:
-        (None, {}) where it has not begun, or where that cannot be read.
+        (None, {}) if it has not begun, or if that cannot be read.
     """
     from pipeline.config.compose import from_yaml
 
@@ -217,7 +217,7 @@ def recorded_training(config: Config, store: Store) -> tuple[Config | None, dict
 
 
 def init_artifact(step: Step, config: Config, store: Store) -> Artifact | None:
-    """Find the checkpoint that training starts from, the one its key names; None also where it goes on by itself."""
+    """Find the checkpoint that training starts from, the one its key names; None also if it resumes its own."""
     covered = step.config.get("init")
     if not isinstance(covered, dict):
         return None
@@ -234,15 +234,15 @@ def init_artifact(step: Step, config: Config, store: Store) -> Artifact | None:
 
 
 def automatic_batch(rows: int) -> int:
-    """Return the samples of a step: an epoch of 200 steps or more, in multiples of 64 between 64 and 4,096.
+    """Return the samples of a step: a multiple of 64 from 64 to 4,096 that gives an epoch at least 200 steps.
 
-    So fewer than 12,800 rows give fewer than 200 steps. The number never depends on the hardware: a training that goes
-    on elsewhere takes the same batches.
+    With fewer than 12,800 rows it is 64, and there are fewer than 200 steps. The number never depends on the hardware:
+    a training that continues elsewhere takes the same batches.
 
     Args:
-        rows: Train rows; 0 where they are not known, as for a list of tables.
+        rows: Train rows; 0 if they are not known, as for a list of tables.
     """
-    # A list of tables is only planned for, so any batch will do: the one of the defaults.
+    # A list of tables is only used for planning, so any batch will do; take the default one.
     if rows == 0:
         return MAX_BATCH
     return min(MAX_BATCH, max(MIN_BATCH, rows // MIN_STEPS // BATCH_MULTIPLE * BATCH_MULTIPLE))
@@ -271,8 +271,8 @@ def with_batch(config: Config, rows: int) -> Config:
 def with_former_batch(config: Config, store: Store) -> Config:
     """Return ``config`` with an automatic ``train.global_batch`` as in the checkpoint ``checkpoint.init_from`` names.
 
-    So one night takes the batches of the night before. Where training starts from nothing, or where that checkpoint
-    cannot be read, it stays: ``covered_init`` says what is wrong with it.
+    So each night takes the batches of the night before. If training starts from nothing, or that checkpoint cannot be
+    read, the setting stays: ``covered_init`` reports what is wrong with it.
     """
     if isinstance(config.train.global_batch, int) or config.checkpoint.init_from is None:
         return config
@@ -284,7 +284,7 @@ def with_former_batch(config: Config, store: Store) -> Config:
     except UnreachableError:
         raise
     except ArtifactError:
-        # A checkpoint removed since then counts by what this run recorded when it began.
+        # A checkpoint that has been removed counts by what this run recorded when it began.
         if former is None:
             return config
         return _replace_batch(config, former.train.global_batch)

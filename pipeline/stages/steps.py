@@ -20,7 +20,7 @@ from pipeline.store.manifest import artifact_key
 from pipeline.store.references import pins
 from pipeline.store.removal import remove
 
-# Reserves the directory of a forced training before its first checkpoint.
+# This file reserves the directory of a forced training before its first checkpoint.
 MARKER = "forced.json"
 
 
@@ -29,8 +29,8 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
 
     Args:
         last: The stage to end with; None for all.
-        forced: False does not ask the store whether a forced training has a checkpoint directory of its own, so that
-            steps can be shown where the store cannot be reached.
+        forced: Whether to ask the store if a forced training has its own checkpoint directory. With False, steps can be
+            shown when the store cannot be reached.
 
     Raises:
         DataError: The raw data is missing.
@@ -43,8 +43,8 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
         partition = kept_together(config.partition, data.shared_tables)
         check_partition(partition, config.plan, config.hardware.hosts, data.vectors, data.tables_of_sequences)
 
-    # The stages that run by default, those that the configuration names, and what these read. Backwards, since a stage
-    # reads only from earlier ones: so one pass finds all of them.
+    # These are the stages that run by default, those that the configuration names, and their inputs. Going backwards,
+    # one pass finds all of them, since a stage only reads from earlier ones.
     wanted = set(config.stages)
     for stage in reversed(list(STAGES)):
         if stage.by_default or stage.name in wanted:
@@ -77,7 +77,7 @@ def steps(config: Config, store: Store, last: str | None = None, *, forced: bool
 
 
 def prepare(config: Config, store: Store) -> list[Step]:
-    """Work the steps out and write ``config.yaml`` and ``steps.json`` of the run, for the ranks to read."""
+    """Determine the steps and write ``config.yaml`` and ``steps.json`` of the run, for the ranks to read."""
     from pipeline.config.compose import to_yaml
 
     config = with_former_batch(config, store)
@@ -88,7 +88,7 @@ def prepare(config: Config, store: Store) -> list[Step]:
 
 
 def planning_inputs(config: Config, store: Store) -> tuple[DatasetSchema, Profile]:
-    """Read schema and profile of the dataset that ``config`` describes; ArtifactError where the store lacks it."""
+    """Read schema and profile of the dataset that ``config`` describes; ArtifactError if the store lacks it."""
     artifact = store.find(steps(config, store, last="ingest")[0].path)
     if artifact is None:
         raise ArtifactError(
@@ -100,12 +100,12 @@ def planning_inputs(config: Config, store: Store) -> tuple[DatasetSchema, Profil
 
 
 def with_possible_stages(config: Config) -> Config:
-    """Return ``config`` with the stages that are to run: a dataset of ``data.format=tables`` is made where it is read.
+    """Return ``config`` with the stages to run: a dataset of ``data.format=tables`` is made where it is read.
 
-    It is the configuration in another form, so nobody should have to ingest it first.
+    Such a dataset is the configuration in another form, so nobody should have to ingest it first.
 
     Raises:
-        DataError: A stage needs its rows; it has none.
+        DataError: A stage needs the rows of a dataset that has none.
     """
     if config.data.format != "tables":
         return config
@@ -119,7 +119,7 @@ def with_possible_stages(config: Config) -> Config:
             )
     wanted = set(config.stages)
     for stage in named:
-        # Only the inputs that need no other stage, such as the dataset.
+        # Add only the inputs that need no other stage, such as the dataset.
         wanted.update(name for name in stage.inputs if not STAGES.get(name).inputs)
     return replace(config, stages=[name for name in STAGES.names() if name in wanted])
 
@@ -128,10 +128,11 @@ def discard(store: Store, step: Step) -> Step:
     """Remove what ``step`` made before, manifests first, for ``force=true``; checkpoints that a version names stay.
 
     Returns:
-        The step as it is to run now: a training whose former checkpoints stay begins in a directory beside them.
+        The step as it is to run now: if the former checkpoints of a training stay, it begins in a directory beside
+        them.
 
     Raises:
-        DamagedError: It cannot be read what versions name; nothing is removed.
+        DamagedError: What versions name cannot be read, so nothing is removed.
     """
     from pipeline.checkpoint.retention import clear
 
@@ -143,7 +144,7 @@ def discard(store: Store, step: Step) -> Step:
         base = name.partition(".")[0]
         stays = False
         for each in store.names(parent):
-            # ``<key>``, those of forced trainings (``<key>.2``), and of last checkpoints in another coding (``-int8``).
+            # These are ``<key>``, forced trainings (``<key>.2``), and last checkpoints in another coding (``-int8``).
             if each == base or each.startswith((f"{base}.", f"{base}-")):
                 stays |= bool(clear(store, f"{parent}/{each}", named)) and each == name
         if stays:
@@ -154,7 +155,7 @@ def discard(store: Store, step: Step) -> Step:
 
 
 def current_directory(store: Store, directory: str) -> str:
-    """Return where the training continues whose checkpoints are in ``directory``, or beside it once it was forced.
+    """Return where the training with checkpoints in ``directory`` continues: there, or beside it once it was forced.
 
     That is the highest number, so later attempts and later commands resume from its own checkpoints alone.
     """
@@ -165,12 +166,13 @@ def current_directory(store: Store, directory: str) -> str:
 
 
 def _last_number(store: Store, directory: str) -> int:
-    # The highest number that a forced training with checkpoints beside ``directory`` was given; 1 for none.
+    # Returns the highest number that a forced training with checkpoints beside ``directory`` was given; 1 if there is
+    # none.
     parent, _, base = directory.rpartition("/")
     last = 1
     for name in store.names(parent):
         match = re.fullmatch(rf"{re.escape(base)}\.(\d+)", name)
         if match is not None:
-            # By number, since "10" comes before "2" in the order of names.
+            # Compare by number, since "10" comes before "2" in the order of names.
             last = max(last, int(match[1]))
     return last

@@ -1,9 +1,10 @@
-"""Stage train: the model trained on the dataset by the plan, and the checkpoints it goes on from.
+"""Stage train: the model trained on the dataset by the plan, and the checkpoints that it resumes from.
 
-A training has two keys. The one of its checkpoints says what a training must share with a checkpoint to go on from it.
-Neither hardware nor plan: rows are stored by table and row number and the batches do not depend on the ranks, so a run
-that lost its machines goes on with others. Nor its length: a training may be made longer. The finished training's key
-covers these settings too, and those that say where it ends and how its last checkpoint is written.
+A training has two keys. The key of its checkpoints says what a training must share with a checkpoint to resume from it.
+It covers neither hardware nor plan: rows are stored by table and row number and the batches do not depend on the ranks,
+so a run that lost its machines continues on others. Nor does it cover the length: a training may be made longer. The
+finished training's key covers these settings too, and those that say where it ends and how its last checkpoint is
+written.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact, artifact_key
 
 CHECKPOINTS = "checkpoints"  # what the key of the checkpoints is made for
-INIT = "init"  # what the step's key covers of ``checkpoint.init_from``
+INIT = "init"  # the entry of the step's key for ``checkpoint.init_from``
 
 
 def _warm(config: Config) -> bool:
@@ -38,7 +39,7 @@ def _snapshots(config: Config) -> bool:
     return config.train.snapshots.active
 
 
-# What its numbers depend on, whatever the ranks, the threads and the kernels.
+# The settings that a training's numbers depend on, whatever the ranks, the threads and the kernels.
 CONTINUATION = (
     use("", "seed"),
     use("partition", "name exchange"),
@@ -74,17 +75,18 @@ CONTINUATION = (
 
 
 def continuation_settings(config: Config) -> dict[str, Any]:
-    """Return what of the configuration the key of the checkpoints covers."""
+    """Return what the key of the checkpoints covers of the configuration."""
     settings = covered(CONTINUATION, config)
-    # The number of towers itself: ``partition.towers`` may be automatic, and then it depends on the hosts.
+    # The key has the actual number of towers: ``partition.towers`` may be automatic, in which case it depends on the
+    # hosts.
     settings["partition"] |= tower_settings(config)
     return with_first_names({**settings, **code_of(CONTINUATION, Train.revision, config)})
 
 
 def continuation_key(config: Config, step: Step) -> str:
-    """Return the key of the checkpoints of the training that ``step`` is, on its dataset.
+    """Return the key of the checkpoints of the training of ``step``, on its dataset.
 
-    It covers what the step names: the checkpoint that it starts from and its teacher, where there are such.
+    It covers what the step names: the checkpoint that it starts from and its teacher, if there are such.
     """
     settings = dict(continuation_settings(config))
     for name in (INIT, TEACHER):
@@ -94,7 +96,7 @@ def continuation_key(config: Config, step: Step) -> str:
     return artifact_key(CHECKPOINTS, settings, {"ingest": step.input_keys["ingest"]})
 
 
-# Where it ends, and how its last checkpoint is written: a training goes on through a change of these.
+# Where a training ends, and how its last checkpoint is written; it continues through a change of these.
 END = (
     use("train", "epochs max_steps"),
     use("train.snapshots", "keep choose weights", when=_snapshots),
@@ -105,7 +107,7 @@ END = (
 
 
 class Train(Stage):
-    """The training and its checkpoints."""
+    """The stage: the training and its checkpoints."""
 
     name = "train"
     help = "train the model on the dataset with the plan"
@@ -116,7 +118,7 @@ class Train(Stage):
     settings = (*CONTINUATION, *END)
 
     def keys(self) -> dict[str, tuple[Use, ...]]:
-        """Its checkpoints' key, and its own, which covers the settings of both."""
+        """Return the settings of its checkpoints' key, and of its own, which covers those of both."""
         return {CHECKPOINTS: CONTINUATION, self.name: END}
 
     def key_settings(self, config: Config) -> dict[str, Any]:
@@ -125,11 +127,11 @@ class Train(Stage):
         return settings
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
-        """The checkpoint that training starts from, and its teacher.
+        """Name the checkpoint that training starts from, and its teacher.
 
         Raises:
             ArtifactError: There is no such checkpoint or version.
-            ConfigError: The checkpoint does not go with the settings.
+            ConfigError: The checkpoint is incompatible with the settings.
         """
         from pipeline.stages.stage_inputs import covered_init
 
@@ -141,6 +143,7 @@ class Train(Stage):
         return named
 
     def scratch(self, config: Config, store: Store, step: Step, *, forced: bool) -> tuple[str, ...]:
+        # The directory of the training's checkpoints, in which it finds the newest one when it is resumed.
         from pipeline.stages.steps import current_directory
 
         key = continuation_key(config, step)
@@ -151,7 +154,7 @@ class Train(Stage):
         return ("pipeline.training.trainer",)
 
     def seconds_to_end(self, config: Config) -> float:
-        # The time to commit a checkpoint before the process ends.
+        # This is the time to commit a checkpoint before the process ends.
         return config.checkpoint.grace_seconds
 
     def run(

@@ -31,7 +31,7 @@ from pipeline.store.removal import forget, remove
 
 # Bytes read at a time.
 _BLOCK = 4 << 20
-# Of a manifest that does not parse; two equal reads prove damage.
+# Maximum number of reads of a manifest that does not parse; two equal reads prove damage.
 _READS = 4
 
 
@@ -171,7 +171,7 @@ class Store(Files):
     cache: PartCache | None = None
 
     def caching(self, folder: str | None, limit: int) -> Store:
-        """Return this store with a cache of ``limit`` bytes in ``folder``; itself if that is None, and on a disk."""
+        """Return this store with a cache of ``limit`` bytes in ``folder``; itself without a folder or on a disk."""
         if folder is None or self.is_local:
             return self
         # A copy with the same connections, so that only those who asked for the cache use it.
@@ -185,8 +185,8 @@ class Store(Files):
         if self.cache is None or entry is None:
             return self.open(path, parts=True)
 
-        # The cache keeps parts for good as those of ``entry``. The artifact may be written again while somebody reads
-        # by an earlier manifest of it, and then its parts are not that entry's.
+        # The cache keeps parts for good, as those of ``entry``. The artifact may be written again while somebody reads
+        # it by an earlier manifest, and then its parts are not those of that entry.
         def open_listed() -> Any:
             source = self.open(path, parts=True)
             size = source.seek(0, os.SEEK_END)

@@ -24,7 +24,7 @@ from pipeline.core.clock import CLOCK, Clock
 log = logging.getLogger(__name__)
 
 _LOCK, _PART, _WRITING = "lock", ".part", ".write-"
-# Bytes of the checksum behind a part.
+# Bytes of the checksum after a part.
 _DIGEST = 16
 # Share of the limit that is free after an eviction, so that not every part needs one.
 _FREE_SHARE = 0.1
@@ -37,9 +37,9 @@ class PartCache:
 
     def __init__(self, folder: Path, limit: int, clock: Clock = CLOCK) -> None:
         self._folder, self._limit, self._clock = folder, limit, clock
-        # The disk refused a part: said once.
+        # Whether the disk has refused a part, which is logged once.
         self._refused = False
-        # A lock was not free for a whole _WAIT: no more waiting.
+        # Whether a lock was not free for a whole _WAIT. After that, no thread waits any more.
         self._stuck = False
 
     def part(self, checksum: str, start: int, size: int, fetch: Callable[[], bytes]) -> bytes:
@@ -60,7 +60,7 @@ class PartCache:
 
     @contextmanager
     def _lock_part(self, name: str) -> Iterator[None]:
-        # No other thread or process of this host fetches the part meanwhile, unless one hangs or the disk refuses.
+        # Keeps other threads and processes from fetching the part meanwhile, unless one hangs or the disk refuses.
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             # One of 256 locks, shared by many parts.
@@ -73,7 +73,7 @@ class PartCache:
             yield
 
     def _lock(self, file: Any) -> bool:
-        # False if others hold it for long.
+        # Returns False if others hold it for long.
         deadline = self._clock.monotonic() + (0.0 if self._stuck else _WAIT)
         while True:
             try:
@@ -85,7 +85,7 @@ class PartCache:
                     return False
                 self._clock.sleep(_PAUSE)
             except OSError:
-                # A file system without locks.
+                # The file system has no locks.
                 return False
 
     def _store_part(self, path: Path, data: bytes) -> None:
@@ -93,7 +93,7 @@ class PartCache:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / _LOCK).open("a+b", buffering=0) as book:
-                # While others write for long, the part is left out; so is one that another process stored meanwhile.
+                # The part is left out if others write for long, or if another process stored it meanwhile.
                 if not self._lock(book) or _read_part(path, len(data)) is not None:
                     return
                 # The lock's file has the bytes of all parts. It is empty while they change, so that the next process
@@ -102,7 +102,7 @@ class PartCache:
                 recorded = book.read() or b""
                 book.truncate(0)
                 if path.exists():
-                    # It is damaged.
+                    # The part is damaged, because it could not be read above.
                     path.unlink()
                     recorded = b""
                 if recorded.isdigit():
@@ -121,7 +121,7 @@ class PartCache:
             self._refused = True
 
     def _stat_parts(self) -> list[tuple[int, int, Path]]:
-        # When each part was written, its bytes and its file.
+        # Returns when each part was written, its bytes and its file.
         parts = []
         for path in self._folder.glob(f"*{_PART}"):
             state = path.stat()
@@ -145,7 +145,7 @@ class PartCache:
 class CachedFile(io.RawIOBase):
     """A file of ``size`` bytes for reading, in parts as they are asked for.
 
-    ``opened``: opens it in the store, which is done if the cache does not have all.
+    ``opened``: opens it in the store; called only if the cache does not have all parts.
     """
 
     def __init__(self, cache: PartCache, checksum: str, size: int, opened: Callable[[], Any]) -> None:
@@ -200,7 +200,7 @@ class CachedFile(io.RawIOBase):
 
 
 def _read_part(path: Path, size: int) -> bytes | None:
-    # None if there is no such part, or a damaged one: its checksum is behind it.
+    # Returns None if there is no such part or it is damaged. The part's checksum follows its bytes.
     try:
         data = path.read_bytes()
     except OSError:

@@ -24,7 +24,7 @@ from pipeline.core.retrying import TRIES, pause, retried
 from pipeline.store.errors import disk_errors
 from pipeline.store.files import Files, write_beside
 
-# fsspec's memory:// is inside this process.
+# Lock for fsspec's memory://, whose files are inside this process.
 _MEMORY = threading.Lock()
 # Stores whose missing conditions were reported.
 _warned: set[str] = set()
@@ -59,7 +59,7 @@ def read_marked(store: Files, path: str, seconds: float | None = None) -> Seen:
         fs: Any = store.fs
         bucket, key, _ = fs.split_path(full)
 
-        # Not through s3fs, whose reads do not return the ETag of the bytes.
+        # Call S3 directly, because s3fs's reads do not return the ETag of the bytes.
         def get_object() -> Seen:
             answer = _call_s3(fs, "get_object", seconds, Bucket=bucket, Key=key)
             return Seen(sync(fs.loop, answer["Body"].read, timeout=seconds), answer["ETag"])
@@ -176,7 +176,7 @@ def _create_local(full: Path, seen: Seen, data: bytes | None) -> Seen:
         except OSError as error:
             if error.errno not in (errno.EPERM, errno.ENOTSUP, errno.ENOSYS):
                 raise
-            # A file system without hard links.
+            # The file system has no hard links.
             temporary.replace(full)
         else:
             temporary.unlink()
@@ -208,13 +208,13 @@ def _swap_s3(store: Files, path: str, seen: Seen, data: bytes | None, seconds: f
         # The HTTP status of a refusal is in botocore's error, or in that of s3fs, which has botocore's as its cause.
         answer = getattr(error, "response", None) or getattr(error.__cause__, "response", None) or {}
         status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        # Not implemented: some S3-compatible stores have no conditional writes.
+        # 501 is "not implemented": some S3-compatible stores have no conditional writes.
         if status == 501:
             return _unconditional(store, path, seen, data)
-        # Not found, conflict, precondition failed: another writer was here.
+        # 404 (not found), 409 (conflict) and 412 (precondition failed) mean that another writer was faster.
         if status in (404, 409, 412):
             now = read_marked(store, path)
-            # Two requests at once, neither of which succeeded.
+            # Two requests came at once, and neither succeeded.
             if now == seen and status == 409:
                 raise OSError(errno.EBUSY, f"{store.url_of(path)} is being written by another process") from error
             raise SwappedError(now) from error

@@ -21,7 +21,7 @@ def disk_errors(what: str, option: str = "store=", *, doing: str = "writing") ->
     try:
         yield
     except OSError as error:
-        # Errors of object stores and file servers may have no errno, but the words.
+        # Errors of object stores and file servers may have no errno, only the words.
         if is_full(error) or "No space left" in str(error):
             raise FullDiskError(
                 f"no space left on the store's disk while {doing} {what}",

@@ -1,4 +1,4 @@
-"""Holds the main thread still while this process may have lost a lease, and ends it where it has.
+"""Holds the main thread still while this process may have lost a lease, and ends it if it has.
 
 A thread that keeps a lease cannot stop the others. A signal can: its handler runs in the main thread between two
 instructions, also while that waits for a network or a child, and does not return before the lease is renewed. SIGURG is
@@ -21,7 +21,7 @@ from pipeline.core.errors import LostLeaseError
 
 SIGNAL = signal.SIGURG
 CHECK_SECONDS = 0.05
-# For a main thread that is told to end; then the process ends.
+# Seconds in which the main thread can end by itself before the process is ended.
 LAST_SECONDS = 0.5
 
 
@@ -29,7 +29,7 @@ class Paused(Protocol):
     """What the main thread waits for."""
 
     def check(self) -> bool:
-        """Whether it may go on; LostLeaseError, or another error, where it is to end."""
+        """Whether it may go on; raises LostLeaseError or another error if it must end."""
         ...
 
 
@@ -44,7 +44,7 @@ def can_pause() -> bool:
 
 @contextmanager
 def pausable() -> Iterator[None]:
-    """Within: ``hold`` holds the main thread, which this must be called in. May be nested."""
+    """Let ``hold`` hold the main thread in this context, which only the main thread may enter. May be nested."""
     former = signal.signal(SIGNAL, _wait)
     try:
         yield
@@ -85,11 +85,11 @@ def _wait(number: int, frame: FrameType | None) -> None:
 
 def tell(text: str) -> None:
     """Write a line to standard error."""
-    # Past every lock that the held main thread may hold.
+    # os.write needs none of the locks that the held main thread may hold.
     os.write(2, f"nightjar: {text}\n".encode())
 
 
 def end_soon(ended: threading.Event, clock: Clock) -> None:
-    """End this process at once, unless its main thread does that by itself: ``ended``. Children end with it."""
+    """End this process, unless its main thread sets ``ended`` within LAST_SECONDS. Children end with it."""
     if not clock.wait(ended, LAST_SECONDS):
         os._exit(LostLeaseError.exit_code)

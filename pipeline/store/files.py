@@ -28,7 +28,8 @@ _OPEN_FILE = re.compile(r"/dev/fd/(?P<dev>\d+)|/dev/std(?P<std>out|err)|/proc/(?
 
 def write_beside(full: Path, data: bytes, place: Callable[[Path], object]) -> None:
     """Write ``data`` to a new file beside ``full``, sync it to disk, and let ``place`` move it there."""
-    # Not by ``tempfile``: who may read it follows from the umask, as of files that are written in place.
+    # Not ``tempfile``, whose files only their owner may read: the umask decides, as for files that are written in
+    # place.
     temporary = full.parent / f".write-{uuid.uuid4().hex[:12]}"
     try:
         with temporary.open("xb") as sink:
@@ -64,7 +65,7 @@ def whole_file(url: str, option: str) -> Iterator[Any]:
         if not isinstance(fs, LocalFileSystem):
             partial = f"{full}.{uuid.uuid4().hex[:12]}.partial"
             fs.makedirs(full.rpartition("/")[0], exist_ok=True)
-            # Under another name first: after an error fsspec closes the file, which commits what was written so far.
+            # Write under another name, because after an error fsspec closes the file, which commits what was written.
             try:
                 with fs.open(partial, "wb") as sink:
                     yield sink
@@ -82,7 +83,7 @@ def whole_file(url: str, option: str) -> Iterator[Any]:
         try:
             path = named.resolve()
         except RuntimeError:
-            # What pathlib raises for a circle of links.
+            # pathlib raises RuntimeError for a circle of links.
             hint = f"{option} <another name>"
             raise ConfigError(f"{option} {url} is a link that leads to itself, expected a file", hint=hint) from None
         if path.is_dir():
@@ -94,7 +95,7 @@ def whole_file(url: str, option: str) -> Iterator[Any]:
                 yield sink
                 if not sink.closed:
                     sink.flush()
-                    # Else the name may lead to nothing after a power cut.
+                    # Without this, the name may lead to an empty file after a power cut.
                     os.fsync(sink.fileno())
             if path.exists():
                 shutil.copymode(path, beside)
@@ -113,7 +114,7 @@ def _open_stream(full: str, url: str, option: str) -> IO[bytes]:
             if error.errno != errno.ENXIO:
                 raise
             raise ConfigError(f"{option} {url} is a socket, expected a file", hint=f"{option} <a file>") from None
-    # An open file is written to where it stands: opened by its name, it would start over what is written already.
+    # An open file is written from its current position. Opened by its name, it would be overwritten from the start.
     standard = {"out": 1, "err": 2}
     number = standard[found["std"]] if found["std"] else int(found["dev"] or found["proc"])
     # A duplicate, so that closing it does not close the process's own standard output.
@@ -173,21 +174,22 @@ class Files:
         return self.fs.exists(self.full(path))
 
     def open(self, path: str, mode: str = "rb", *, parts: bool = False) -> Any:
-        """Open a file, by default for reading. ``parts``: a few parts of it are asked for, here and there."""
+        """Open a file, by default for reading. ``parts``: only a few parts of it will be read, here and there."""
         if parts and not self.is_local:
-            # Clients of object stores read on behind a part, s3fs 50 MiB, and would fetch the file several times.
+            # Clients of object stores read ahead, s3fs by 50 MiB, and would fetch the file several times.
             return self.fs.open(self.full(path), mode, cache_type="none")
         return self.fs.open(self.full(path), mode)
 
     def read_json(self, path: str) -> Any:
         """Parse the JSON file at ``path``; ArtifactError if it is missing or invalid."""
         try:
-            # One request: of a file that was opened, s3fs reads the version of then alone, which may be replaced.
+            # Read in one request: s3fs reads an opened file only in its version at opening, which may be
+            # replaced meanwhile.
             return json.loads(self.fs.cat_file(self.full(path)))
         except FileNotFoundError:
             raise ArtifactError(f"{self.url_of(path)} does not exist", hint="run the stage that writes it") from None
         except (ValueError, RecursionError) as error:
-            # No UTF-8, no JSON, nested too deep.
+            # The file is not UTF-8 or not JSON, or is nested too deep.
             raise ArtifactError(f"{self.url_of(path)} is not valid JSON: {error}", hint="force=true") from None
 
     def write_json(self, path: str, value: Any) -> None:

@@ -37,15 +37,15 @@ from pipeline.store.files import Files
 CHECKS = 6
 # Seconds that a place may not answer when its lease is taken.
 ACQUIRE_SECONDS = 2.0
-# Seconds for the answer to a renewal, at least.
+# Minimum seconds to wait for the answer to a renewal.
 LEAST_SECONDS = 1.0
 # Seconds that a holder stands still before it gives up.
 OUTAGE_SECONDS = 600.0
-# Seconds without conditional writes, until two simultaneous writers see the same file.
+# Seconds until two simultaneous writers see the same file in a store without conditional writes.
 SETTLE_SECONDS = 1.0
-# Seconds beyond the time that a renewal takes to be seen.
+# Seconds by which clocks may differ, beyond the time that a renewal takes to be seen, before messages say so.
 CLOCKS_DIFFER = 5.0
-# Of the record in a ``LeaseFile``.
+# Keys of the record in a ``LeaseFile``.
 _FIELDS = {"owner", "host", "pid", "doing", "renewed", "seconds"}
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class Holder:
         ahead = self.ahead
         if ahead is None or -slack - CLOCKS_DIFFER <= ahead <= CLOCKS_DIFFER:
             return ""
-        # An old record: its holder may simply be dead.
+        # The record is old, so its holder may simply be dead.
         if ahead < 0 and slack >= self.seconds:
             return ""
         way = "ahead of" if ahead > 0 else "behind"
@@ -144,8 +144,8 @@ class Lease:
         """Acquire the lease, renew it in the background, and release it.
 
         A process that cannot renew it in time stands still, before another one can take it and even while a renewal
-        hangs. LostLeaseError is raised in the main thread where another one has it, LaunchError where nobody knows for
-        ``outage_seconds``. Outside of the main thread, both are a SIGTERM. Stages on a cluster continue.
+        hangs. LostLeaseError is raised in the main thread if another one has it, LaunchError if nobody can tell for
+        ``outage_seconds``. Outside of the main thread, both become a SIGTERM. Stages on a cluster continue.
         """
         began = self.clock.boottime()
         self.acquire()
@@ -253,7 +253,7 @@ class Lease:
             self.release()
 
     def _is_mine(self, seen: Seen) -> bool:
-        # By an id, because host and process number are not unique: in containers every launcher may be process 1.
+        # Compare ids, because host and process number are not unique: in containers every launcher may be process 1.
         holder = self.place.holder(seen)
         return holder is not None and holder.id == self.place.id
 
@@ -268,7 +268,7 @@ class Lease:
         pause = self.seconds / CHECKS
         while not self.lost and not self.clock.wait(self._ended, pause):
             began = self.clock.boottime()
-            # Sooner after a failure. Nothing may end this thread, so any error is a reason to try again.
+            # Try again sooner after a failure. Nothing may end this thread, so any error is a reason to try again.
             pause = min(1.0, self.seconds / CHECKS)
             with suppress(Exception):
                 if not self.renew():
@@ -292,7 +292,7 @@ class Lease:
             if not self._paused:
                 self._paused = True
                 tell(f"{self.place.name} was not renewed for {silent:.0f} s: waiting, and doing nothing else")
-            # Again at each turn, should the main thread have gone on.
+            # Called at each turn, in case the main thread has gone on.
             hold(self)
 
     def check(self) -> bool:

@@ -48,7 +48,7 @@ class Artifact:
 
     def to_json(self) -> dict[str, Any]:
         """Return the manifest as plain data, without the path."""
-        # Without the path, so that a folder may be copied or moved as it is.
+        # Leave out the path, so that a folder may be copied or moved as it is.
         record = asdict(self)
         del record["path"]
         return record
@@ -73,7 +73,7 @@ _SEAL = b',\n "seal": "'
 
 def sealed(record: dict[str, Any]) -> bytes:
     """Write ``record`` as JSON whose last entry ``seal`` is the checksum of all bytes before it."""
-    # Appended as text: the checksum is of the exact bytes before it, and does not depend on how JSON is written.
+    # Append the seal as text: the checksum is of the exact bytes before it, and does not depend on how JSON is written.
     body = json.dumps(record, indent=1).encode().removesuffix(b"\n}")
     return body + _SEAL + xxhash.xxh3_128_hexdigest(body).encode() + b'"\n}\n'
 

@@ -15,7 +15,7 @@ from pipeline.store.errors import disk_errors, reachable
 from pipeline.store.files import Files
 from pipeline.store.manifest import MANIFEST
 
-# A folder whose leftovers ``store gc`` removes.
+# Folder for the clock probes of ``store_time``, because ``store gc`` removes leftovers there.
 _CLOCKS = "datasets"
 
 
@@ -23,8 +23,8 @@ _CLOCKS = "datasets"
 class Removal:
     """Something that is removed or stays, and why.
 
-    ``kind``: what it is, such as dataset. ``bytes``: of its files, None if unknown. ``noticed``: whether to tell the
-    user that it stays.
+    ``kind``: what it is, such as dataset. ``bytes``: size of its files, None if unknown. ``noticed``: whether to tell
+    the user that it stays.
     """
 
     path: str
@@ -92,14 +92,14 @@ def store_time(store: Files) -> float:
     except UnreachableError:
         raise
     except ArtifactError:
-        # A store that takes no file: this machine's clock has to do.
+        # The store takes no file, so this machine's clock has to do.
         return time.time()
     with reachable(store.url):
         store.fs.invalidate_cache(store.full(path))
         now = written(store, store.full(path))
     with suppress(ArtifactError), removing(path):
         store.fs.rm_file(store.full(path))
-    # Of a folder it is the earlier one of both clocks: manifests there are compared by when their writers made them,
+    # On a disk, take the earlier one of both clocks: manifests there are compared by when their writers made them,
     # files by what the file server stamped, and neither may look old too soon.
     if store.is_local:
         return min(now, time.time())
@@ -125,7 +125,7 @@ def _stamp(store: Files, full: str) -> float | None:
         when = store.fs.modified(full)
     except (NotImplementedError, KeyError, FileNotFoundError):
         return None
-    # Of a time without a zone, fsspec means UTC.
+    # fsspec's times without a zone are UTC.
     if not when.tzinfo:
         when = when.replace(tzinfo=datetime.UTC)
     return float(when.timestamp())

@@ -32,7 +32,7 @@ class Steady:
         self.inner = inner
 
     def __getattr__(self, name: str) -> Any:
-        # In copy(), ``inner`` is not set yet.
+        # copy() asks for attributes before ``inner`` is set, which would recurse.
         if name == "inner":
             raise AttributeError(name)
         method = getattr(self.inner, name)
@@ -60,7 +60,7 @@ class Steady:
         return self._kind(path) == "file"
 
     def find(self, path: str, **more: Any) -> Any:
-        """All files below ``path``; raises the file system's error if a folder cannot be listed."""
+        """Return all files below ``path``; raises the file system's error if a folder cannot be listed."""
 
         # A folder that no longer exists is empty; any other error of ``walk`` would be passed over.
         def raise_unless_missing(error: OSError) -> None:
@@ -170,7 +170,7 @@ class SteadyFile:
 
 
 def _attempts(work: Callable[..., Any], *, missing_is_done: bool) -> Callable[..., Any]:
-    # ``work`` for ``retried``. ``missing_is_done``: a path that a second try does not find has been removed.
+    # Wraps ``work`` for ``retried``. ``missing_is_done``: a path that a second try does not find has been removed.
     tried = False
 
     def attempt(*args: Any, **more: Any) -> Any:

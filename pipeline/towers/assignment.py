@@ -1,6 +1,6 @@
-"""From ``partition.*`` to towers: how many, on which hosts, what their modules cost, and checks. No torch at import.
+"""Turns ``partition.*`` into towers: their number, hosts, costs of modules, and checks. No torch at import.
 
-``check_partition`` runs before anything else, so that a bad setting costs no ingestion.
+``check_partition`` runs before anything else, so that a bad setting is found before ingestion.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pipeline.towers.layout import WHOLE_WORLD, check_towers
 
 
 def tower_count(partition: PartitionConfig, hosts: int) -> int:
-    """Return the number of towers: ``partition.towers``, or one a host."""
+    """Return the number of towers: ``partition.towers``, or one per host."""
     return partition.towers or hosts
 
 
 def tower_hosts(count: int, hosts: int) -> list[tuple[int, ...]]:
-    """Return the hosts of each of ``count`` towers: several hosts a tower, or several towers a host.
+    """Return the hosts of each of ``count`` towers: several hosts per tower, or several towers per host.
 
     Raises:
         ConfigError: Neither number divides the other.
@@ -50,10 +50,10 @@ def largest_count(most: int, hosts: int) -> int:
 def towers_of(
     partition: PartitionConfig, dim: int, hosts: int, assigned: Sequence[Sequence[str]], features: Sequence[str]
 ) -> Towers:
-    """Build ``towers.json`` of ``features``, ``assigned`` by tower; ``dim``: width of the embeddings.
+    """Build ``towers.json`` of ``features``, ``assigned`` by tower; ``dim`` is the width of the embeddings.
 
     Raises:
-        ConfigError: They do not fit.
+        ConfigError: The towers do not fit.
     """
     low_rank = partition.module == "low_rank"
     # By default, a low-rank tower sends vectors of a quarter of the width.
@@ -80,9 +80,9 @@ def flat_towers(hosts: int, features: Sequence[str]) -> Towers:
 
 
 def kept_together(partition: PartitionConfig, shared: Iterable[Sequence[str]]) -> PartitionConfig:
-    """Return ``partition`` with groups of the features and sequences that share a table: it lies in one tower.
+    """Return ``partition`` with groups of features and sequences that share a table, which lies in one tower.
 
-    ``shared``: those of each table.
+    ``shared`` has those of each table.
     """
     groups = list(map(list, partition.groups))
     for names in shared:
@@ -106,19 +106,19 @@ def check_partition(
     features: Sequence[str],
     sequences: Mapping[str, Sequence[str]] = MappingProxyType({}),
 ) -> None:
-    """Check that ``features``, those of the dataset and its sequences, can be partitioned so on ``hosts`` hosts.
+    """Check that ``features``, those of the dataset and its sequences, can be partitioned on ``hosts`` hosts.
 
     Args:
-        sequences: By name, the features whose tables their events have.
+        sequences: For each sequence by name, the features whose tables its events use.
 
     Raises:
-        ConfigError: They cannot.
+        ConfigError: They cannot be.
     """
     if partition.name == "flat":
         return
     _check_sequences(partition, sequences)
     count = tower_count(partition, hosts)
-    # It refuses numbers that do not divide.
+    # This raises an error if neither number divides the other.
     tower_hosts(count, hosts)
     if count > len(features):
         raise ConfigError(
@@ -150,7 +150,7 @@ def _check_pins_and_groups(partition: PartitionConfig, features: Sequence[str], 
     for setting, names in named.items():
         for name in names:
             if name not in features:
-                # With a cutoff of 0 something is always nearest.
+                # With a cutoff of 0 there is always a nearest name.
                 near = difflib.get_close_matches(name, features, n=1, cutoff=0.0)[0]
                 raise ConfigError(
                     f"{setting} names {name!r}, which is not a feature; the nearest is {near!r}",
@@ -181,7 +181,7 @@ def _check_pins_and_groups(partition: PartitionConfig, features: Sequence[str], 
 
 
 def _check_sequences(partition: PartitionConfig, sequences: Mapping[str, Sequence[str]]) -> None:
-    # A sequence is looked up where its tables are: with all features whose tables its events have.
+    # A sequence is looked up where its tables are: together with all features whose tables its events use.
     for name, features in sequences.items():
         pinned = {member: partition.pins[member] for member in (*features, name) if member in partition.pins}
         if len(set(pinned.values())) <= 1:
@@ -200,7 +200,7 @@ def _check_sequences(partition: PartitionConfig, sequences: Mapping[str, Sequenc
 
 
 def _check_enough_features(partition: PartitionConfig, features: Sequence[str], count: int, hosts: int) -> None:
-    # Features without a pin must be enough for the towers that no pin names; a group counts as one.
+    # The features without a pin must be enough for the towers that no pin names, where a group counts as one.
     free = []
     for unit in group_units(features, partition.groups):
         if partition.pins.keys().isdisjoint(unit):
@@ -220,7 +220,7 @@ def _check_enough_features(partition: PartitionConfig, features: Sequence[str], 
 
 
 def group_units(features: Sequence[str], groups: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return what moves as one: groups, at the place of their first feature, and all other features by themselves."""
+    """Return what moves together: groups, at the place of their first feature, and all other features alone."""
     group_of: dict[str, tuple[str, ...]] = {}
     for group in groups:
         group_of |= dict.fromkeys(group, tuple(group))
@@ -233,14 +233,14 @@ def strided(
     pins: Mapping[str, int] | None = None,
     groups: Sequence[Sequence[str]] = (),
 ) -> list[list[str]]:
-    """Deal features out to ``count`` towers in turn, the last of them to towers that would otherwise stay empty.
+    """Deal features out to ``count`` towers in turn, the last ones to towers that would otherwise stay empty.
 
     Args:
-        pins: A feature's tower; the feature's group goes with it.
+        pins: The towers of some features; a feature's group goes with it.
         groups: Features that stay together; a group counts as one feature, at the place of its first.
 
     Returns:
-        Features by tower, in their own order.
+        The features by tower, in their own order.
     """
     pins = pins or {}
     home: dict[str, int] = {}
@@ -255,7 +255,7 @@ def strided(
             home |= dict.fromkeys(unit, tower)
     for turn, unit in enumerate(free):
         tower = turn % count
-        # Pins may leave towers empty at the end of the turns: then the last units go to those.
+        # Pins may leave towers empty at the end of the turns, in which case the last units go to those.
         empty = sorted(set(range(count)) - set(home.values()))
         if len(free) - turn <= len(empty):
             tower = empty[0]
@@ -269,7 +269,7 @@ def strided(
 def modules_costs(spec: TowerModuleSpec, features: Sequence[int], width: int) -> ModelCosts:
     """Return the costs of a sample in the modules of towers, counted on the built modules, for the planner.
 
-    ``features``: their number, by tower; ``width``: of their embeddings.
+    ``features`` has their number by tower; ``width`` is that of their embeddings.
     """
     costs = ModelCosts(flop=0.0, parameters=0, activations=0)
     for count in features:

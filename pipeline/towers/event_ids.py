@@ -1,7 +1,7 @@
-"""Ids of sequences on their way to the towers: by sample where they travel, by event where they are looked up.
+"""Ids of sequences on their way to the towers: by sample when they are sent, by event when they are looked up.
 
-A lookup of ``embeddings.event_lookups`` has a row for each event, of which ranks have unlike numbers. What travels has
-a list of ids for each sample and column, as any feature's ids do, so that the peers' samples follow each other.
+A lookup of ``embeddings.event_lookups`` has a row for each event, whose number differs between ranks. For the exchange
+each sample and column has a list of ids, as for any feature, so that the peers' samples follow each other.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def by_key(ids: KeyedJaggedTensor) -> dict[str, Ids]:
 
 
 def merge_kjts(parts: Mapping[str, Ids], keys: Sequence[str], stride: int, *, weighted: bool) -> KeyedJaggedTensor:
-    """Return the ids of ``keys``, in order, of ``stride`` rows; where ``weighted``, ids without weights count 1."""
+    """Return the ids of ``keys``, in order, of ``stride`` rows; if ``weighted``, ids without weights count 1."""
     of_keys = [parts[key] for key in keys]
     lengths, values, weights = _concat_ids(of_keys, weighted=weighted)
     return KeyedJaggedTensor(keys=[*keys], values=values, lengths=lengths, weights=weights, stride=stride)
@@ -40,10 +40,10 @@ def by_sample(lookups: EventLookups, ids: KeyedJaggedTensor, samples: int, event
     """Return the ids of ``Batch.lookups`` by feature and column; an event is one more id of its sample.
 
     Args:
-        lookups: What the rows of ``ids`` are.
-        ids: By table.
-        samples: Their number.
-        events: Of each sequence the samples of its events.
+        lookups: The meaning of the rows of ``ids``.
+        ids: The ids by table.
+        samples: The number of samples.
+        events: For each sequence, the samples of its events.
     """
     sequences = dict.fromkeys(segment.sequence for segment in lookups.events)
     events_by_sample, event_counts = {}, {}
@@ -64,29 +64,30 @@ def by_sample(lookups: EventLookups, ids: KeyedJaggedTensor, samples: int, event
         for segment, own_lengths, own_values, own_weights in parts:
             column = segment.columns.get(table)
             if column is not None:
-                # A row of an event has one id; its sample has as many as it has events.
+                # A row of an event has one id; its sample has as many ids as events.
                 own_lengths = events_by_sample.get(segment.sequence, own_lengths)
                 ids_of[column] = (own_lengths, own_values, own_weights)
     return ids_of
 
 
 class Blocks(Protocol):
-    """What makes vectors of sequences: ``training.sequence_vectors.SequenceEncoders``. ``vectors``: by sequence."""
+    """Makes vectors of sequences (``training.sequence_vectors.SequenceEncoders``). ``vectors`` are by sequence."""
 
     vectors: nn.ModuleDict
 
     def take(self, looked_up: KeyedTensor, samples: int, events: Sequence[Tensor]) -> Any:
-        """The embeddings that the lookup gave; ``pooled`` has those of features, [B, w] by name."""
+        """Return the embeddings from the lookup; ``pooled`` has those of features, [B, w] by name."""
 
     def __call__(self, taken: Any, events: Sequence[Tensor]) -> Tensor:
-        """The vectors of the sequences, [B, S, D] float32."""
+        """Return the vectors of the sequences, [B, S, D] float32."""
 
 
 class TowerEvents:
-    """What of the sequences of ``schema`` a rank works on: those of its towers' ``own`` part of the schema.
+    """The sequences of ``schema`` that a rank works on: those of its towers' ``own`` part of the schema.
 
-    ``blocks``: of these sequences, None where there are none, whose ``tables`` the ranks of ``group`` share and look up
-    in batches of one size. ``vectors``: the modules of all sequences. ``weighted``: ids travel with weights.
+    ``blocks`` are those of these sequences, None if there are none; the ranks of ``group`` share their ``tables`` and
+    look them up in batches of one size. ``vectors`` has the modules of all sequences. ``weighted`` says that ids are
+    sent with weights.
     """
 
     def __init__(
@@ -112,7 +113,8 @@ class TowerEvents:
     def lookup(self, parts: Mapping[str, Ids], samples: int) -> tuple[KeyedJaggedTensor, list[Tensor]]:
         """Return the lookup of the local sequences' tables for ids by sample, and each event's sample. Collective."""
         assert self.mine is not None
-        # 1. The sample of each event, and by segment of the lookup its rows: samples, or events of a sequence.
+        # 1. Find the sample of each event, and the rows of each segment of the lookup: samples, or events of a
+        # sequence.
         events = []
         event_counts = {}
         for name in self._own:
@@ -124,15 +126,15 @@ class TowerEvents:
         for segment in self.mine.segments:
             rows.append(event_counts.get(segment.sequence, samples))
             total += event_counts.get(segment.sequence, 0)
-        # 2. Empty rows behind them, so that all ranks of the group look up equally many.
+        # 2. Add empty rows, so that all ranks of the group look up equally many.
         most = total
         if dist.get_world_size(self._group) > 1:
             largest = torch.tensor([total], device=events[0].device)
             dist.all_reduce(largest, dist.ReduceOp.MAX, group=self._group)
             most = int(largest)
         padding = most - total
-        # 3. The ids of every table, segment by segment. Where a table has no column, the segment's rows are empty, with
-        # the dtypes of the others.
+        # 3. Collect the ids of every table, segment by segment. If a table has no column, the segment's rows are empty,
+        # with the dtypes of the others.
         some_lengths, some_values, _ = next(iter(parts.values()))
         no_values = some_values.new_zeros(0)
         tables = {}

@@ -1,4 +1,4 @@
-"""How strongly features interact, measured on their embeddings (DMT, MLSys'24, tower partitioner)."""
+"""Measures how strongly features interact, on their embeddings (DMT, MLSys'24, tower partitioner)."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Interaction:
     """Adds up |cosine| of every pair of features' pooled embeddings over samples; ``matrix`` is the mean.
 
     Each feature's mean over the batch is subtracted first: it is the feature's own effect, and all features share its
-    direction. The magnitude is taken before the mean, in which interactions of opposite signs would cancel: the
-    paper's mean cosine does not tell planted blocks from chance (``bench-partition --signed`` measures both).
-    A sample counts for the pairs of which it has both features: the embedding of an empty multi-valued one is zero.
+    direction. The magnitude is taken before the mean, in which interactions of opposite signs would cancel: the paper's
+    mean cosine cannot distinguish planted blocks from chance (``bench-partition --signed`` measures both). A sample
+    counts for the pairs of which it has both features: the embedding of an empty multi-valued one is zero.
     """
 
     def __init__(self, features: int, *, signed: bool = False) -> None:
@@ -41,11 +41,11 @@ class Interaction:
         self._count += (both.T @ both).double().cpu()
 
     def matrix(self) -> Matrix:
-        """Mean |cosine| [F, F] in [0, 1], symmetric, diagonal 1; 0 for features that never met.
+        """Return the mean |cosine| [F, F] in [0, 1], symmetric, diagonal 1; 0 for features that never met.
 
-        ``signed``: |mean cosine| of embeddings as they are, the paper's definition.
+        With ``signed``, it is |mean cosine| of unmodified embeddings, the paper's definition.
         """
-        # Both halves of the matrix are sums of the same products, but for rounding: the mean makes it symmetric.
+        # Both halves of the matrix are sums of the same products, except for rounding, so the mean makes it symmetric.
         mean = (self._sum / self._count.clamp_min(1)).abs().numpy()
         matrix = np.clip((mean + mean.T) / 2, 0.0, 1.0)
         np.fill_diagonal(matrix, 1.0)

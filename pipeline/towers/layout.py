@@ -1,8 +1,8 @@
 """Which ranks hold which towers, the peers that exchange ids and vectors (DMT, 3.1), and the plans of tower hosts.
 
 A group of tower hosts shares its towers. Rank j of a group looks up the group's features for the samples of its peers,
-the ranks j of all groups. The paper (MLSys'24) prints the order of the peers as (g mod T, g div T), which is wrong
-where ranks per host and hosts differ; here the peers come in the order of the groups.
+the ranks j of all groups. The paper (MLSys'24) prints the order of the peers as (g mod T, g div T), which is wrong if
+ranks per host and hosts differ; here the peers are in the order of the groups.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ WHOLE_WORLD = ("table_row_wise", "table_column_wise")
 
 @dataclass(frozen=True)
 class TowerHosts:
-    """The ``hosts`` that share ``towers`` (by number); ``features``: of these towers, one tower after the other."""
+    """The ``hosts`` that share ``towers`` (by number); ``features`` are those of these towers, tower by tower."""
 
     hosts: tuple[int, ...]
     towers: tuple[int, ...]
@@ -77,7 +77,7 @@ class TowerLayout:
         return tuple(names)
 
     def tower_ranks(self, group: int) -> list[int]:
-        """Global ranks of the tower hosts with number ``group``, ascending."""
+        """Return the global ranks of the tower hosts with number ``group``, ascending."""
         ranks: list[int] = []
         for host in self.tower_hosts[group].hosts:
             first = host * self.ranks_per_host
@@ -85,17 +85,17 @@ class TowerLayout:
         return ranks
 
     def tower_hosts_of(self, rank: int) -> int:
-        """The number of the tower hosts that a global rank belongs to."""
+        """Return the number of the tower hosts that a global rank belongs to."""
         host = rank // self.ranks_per_host
         return next(number for number, group in enumerate(self.tower_hosts) if host in group.hosts)
 
     def peers(self, place: int) -> list[int]:
-        """Global ranks at ``place`` of every group of tower hosts, in their order."""
+        """Return the global ranks at ``place`` of every group of tower hosts, in their order."""
         return [self.tower_ranks(group)[place] for group in range(len(self.tower_hosts))]
 
 
 def layout_of(towers: Towers, features: Sequence[str], hosts: int, ranks_per_host: int) -> TowerLayout:
-    """Lay ``towers`` out on this hardware; ConfigError as ``check_towers``."""
+    """Lay ``towers`` out on this hardware; raises ConfigError as ``check_towers`` does."""
     check_towers(towers.towers, features, hosts)
     return TowerLayout(towers, hosts, ranks_per_host)
 
@@ -126,7 +126,7 @@ def check_towers(towers: Sequence[Tower], features: Sequence[str], hosts: int) -
             what = f"no tower has: {', '.join(missing)}"
         raise ConfigError(f"the towers and the dataset have different features; {what}", hint=_AGAIN)
 
-    # Groups that overlap name a host twice, which the comparison with all hosts finds as well.
+    # Overlapping groups name a host twice, which the comparison with all hosts also finds.
     placed = sorted(itertools.chain(*groups))
     if placed != list(range(hosts)) or len(set(map(len, groups))) != 1:
         shown = [f"{', '.join(tower.features)} on hosts {list(tower.hosts)}" for tower in towers]
@@ -144,10 +144,10 @@ def tower_hosts_settings(
     types = [kind for kind in plan.sharding_types if kind not in WHOLE_WORLD]
     pins = {}
     for table, pin in plan.tables.items():
-        # The planner refuses a pin of a table that it does not have.
+        # The planner rejects a pin of a table that it does not have.
         if table in tables:
             pins[table] = pin
-    # The global batch stays: every rank of the group looks up the samples of all its peers.
+    # The global batch stays the same, since every rank of the group looks up the samples of all its peers.
     return replace(plan, sharding_types=types, tables=pins), replace(hardware, hosts=len(group.hosts))
 
 
@@ -179,7 +179,7 @@ def united_plan(layout: TowerLayout, plans: Sequence[Plan], features: Sequence[s
 
 
 def _by_global_rank(layout: TowerLayout, figures: Sequence[Sequence[Any]]) -> list[Any]:
-    # A plan may lack these figures; a list of only some ranks would be taken for that of all.
+    # A plan may lack these figures, and a list for only some ranks would be taken for that of all.
     if not all(figures):
         return []
     by_rank: dict[int, Any] = {}

@@ -1,8 +1,8 @@
 """Bytes that training sends, by class of link, from the sizes of its collectives.
 
 TorchRec calls ``torch.distributed`` from many places and offers no hook, so the functions are wrapped while a step
-runs. The count is what a collective must move, whatever its backend's algorithm: the parts for other ranks of an
-all-to-all and a reduce-scatter, and the own part once for every other rank of an all-gather. DDP reduces the dense
+runs. The count is what a collective must move, whatever its backend's algorithm: the parts for other ranks in an
+all-to-all and a reduce-scatter, and this rank's part once for every other rank in an all-gather. DDP reduces the dense
 gradients out of reach, so the caller reports their size (``reduced``): a ring's 2 (W - 1) / W of the bytes to the next
 rank.
 """
@@ -19,13 +19,13 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
-# Threads of a checkpoint, which communicate while a step runs.
+# The name prefix of a checkpoint's threads, which communicate while a step runs.
 _CHECKPOINT_THREADS = "nightjar-"
 
 
 @dataclass
 class LinkBytes:
-    """Bytes sent within and between hosts; ``dense_*``: those of the dense gradients, which the first two exclude."""
+    """Bytes sent within and between hosts; ``dense_*`` are those of dense gradients, which the first two exclude."""
 
     intra_host: float = 0.0
     inter_host: float = 0.0
@@ -33,12 +33,12 @@ class LinkBytes:
     dense_inter_host: float = 0.0
 
     def as_list(self) -> list[float]:
-        """The figures in the order of the fields."""
+        """Return the figures in the order of the fields."""
         return list(astuple(self))
 
 
 class Links:
-    """Counts what this rank sends. Host h has the ranks from ``h * ranks_per_host`` on."""
+    """Counts the bytes that this rank sends. Host h has the ranks from ``h * ranks_per_host`` on."""
 
     def __init__(self, ranks_per_host: int) -> None:
         self.ranks_per_host = ranks_per_host
@@ -60,7 +60,7 @@ class Links:
     def _counted(self, function: Callable[..., Any], parts: Callable[..., Sequence[int]]) -> Callable[..., Any]:
         @wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            # A checkpoint is not a part of the step, whenever it happens to be written.
+            # A checkpoint is not a part of the step, whenever it is written.
             if not threading.current_thread().name.startswith(_CHECKPOINT_THREADS):
                 ranks = self._ranks_of(kwargs.get("group"))
                 self._add(parts(len(ranks), *args, **kwargs), ranks)
@@ -78,7 +78,7 @@ class Links:
         return self._ranks[group]
 
     def _add(self, parts: Sequence[int], ranks: list[int]) -> None:
-        # ``parts``: bytes for each of the global ``ranks``.
+        # ``parts`` has the bytes for each of the global ``ranks``.
         me = dist.get_rank()
         for rank, size in zip(ranks, parts, strict=True):
             if rank == me:
@@ -94,7 +94,7 @@ class Links:
     def reduced(self, size: int, ranks: Sequence[int], *, dense: bool = True) -> None:
         """Count an all-reduce of ``size`` bytes over the global ``ranks``, which include this one."""
         count = len(ranks)
-        # In a ring a rank sends to the next one: all parts but one in the reduce-scatter, and again in the all-gather.
+        # In a ring, a rank sends all parts but one to the next rank in the reduce-scatter, and again in the all-gather.
         following = ranks[(ranks.index(dist.get_rank()) + 1) % count]
         field = "inter_host"
         if self._on_this_host(following):

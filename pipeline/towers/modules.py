@@ -38,7 +38,7 @@ class DlrmTower(nn.Module):
         self.each = nn.Linear(width, spec.c * spec.dim) if spec.c else None
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """[B, F, N] -> [B, p + c * F, dim]."""
+        """Map [B, F, N] to [B, p + c * F, dim]."""
         parts = []
         if self.whole is not None:
             parts.append(self.whole(embeddings.flatten(1)))
@@ -58,7 +58,7 @@ class DcnTower(nn.Module):
         self.project = nn.Linear(size, features * spec.dim)
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """[B, F, N] -> [B, F, dim]."""
+        """Map [B, F, N] to [B, F, dim]."""
         first = value = embeddings.flatten(1)
         for layer in self.cross:
             value = first * layer(value) + value
@@ -68,9 +68,9 @@ class DcnTower(nn.Module):
 class LowRankTower(nn.Module):
     """``rank`` mixtures of the whole tower cross each other, and every feature's vector gets its part: [B, F, dim].
 
-    A shared projection makes ``dim`` values of each embedding, and a third as many beside them for the mixtures alone.
-    It alone reads the embeddings; all else is as narrow as what the tower sends. Per sample it multiplies about
-    4/3 F N dim + 7/3 F dim rank + layers rank^2 times, where whole matrices take layers (F N)^2 + F^2 N dim.
+    A shared projection gives ``dim`` values for each embedding, and a third as many besides for the mixtures alone. It
+    alone reads the embeddings; everything else is as narrow as what the tower sends. Per sample it multiplies about 4/3
+    F N dim + 7/3 F dim rank + layers rank^2 times, where whole matrices take layers (F N)^2 + F^2 N dim.
     """
 
     def __init__(self, features: int, width: int, spec: TowerModuleSpec) -> None:
@@ -83,14 +83,14 @@ class LowRankTower(nn.Module):
         self.add = nn.Linear(spec.rank, features * spec.dim)
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        """[B, F, N] -> [B, F, dim]."""
+        """Map [B, F, N] to [B, F, dim]."""
         inner = self.each(embeddings)
         seen = self.cross(self.mix(inner.flatten(1)))
         return self.add(seen).unflatten(1, (self.vectors, self.dim)) + inner[..., : self.dim]
 
 
 class ProjectedTower(nn.Module):
-    """Embeddings of several widths, [B, sum of widths], brought to one width before they enter a tower's ``module``."""
+    """Projects embeddings of several widths, [B, sum of widths], to one width before a tower's ``module``."""
 
     def __init__(self, project: Projections, module: EvenModule) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class ProjectedTower(nn.Module):
         self.vectors, self.dim = module.vectors, module.dim
 
     def forward(self, embeddings: Tensor) -> Tensor:
-        # In float32, as in a flat model.
+        # Project in float32, as in a flat model.
         with torch.autocast(embeddings.device.type, enabled=False):
             vectors = self.project(embeddings.float())
         outputs: Tensor = self.module(vectors)
@@ -112,9 +112,9 @@ TowerModule: TypeAlias = EvenModule | ProjectedTower
 def projected_tower(
     spec: TowerModuleSpec, widths: Mapping[str, int], dim: int, seed: int, number: int, *, even: bool
 ) -> TowerModule:
-    """The module of tower ``number`` for features of these ``widths``, by name, in a model of width ``dim``.
+    """Build the module of tower ``number`` for features of these ``widths``, by name, in a model of width ``dim``.
 
-    ``even``: every feature of the model has that width, and embeddings come as [B, F, ``dim``].
+    ``even`` says that every feature of the model has that width, and embeddings come as [B, F, ``dim``].
     """
     module = build_tower(spec, len(widths), dim, seed, number)
     if even:
@@ -123,7 +123,7 @@ def projected_tower(
 
 
 def tower_module(spec: TowerModuleSpec, features: int, width: int) -> EvenModule:
-    """The module of a tower with ``features`` embeddings of ``width``, its values as PyTorch draws them."""
+    """Build the module of a tower with ``features`` embeddings of ``width``, with PyTorch's initial values."""
     if spec.name == "pass_through":
         return PassThrough(features, width)
     if spec.name == "dlrm":
@@ -134,9 +134,9 @@ def tower_module(spec: TowerModuleSpec, features: int, width: int) -> EvenModule
 
 
 def build_tower(spec: TowerModuleSpec, features: int, width: int, seed: int, number: int) -> EvenModule:
-    """The module of tower ``number`` with ``features`` embeddings of ``width``, drawn from (seed, number) alone."""
+    """Build the module of tower ``number`` with ``features`` embeddings of ``width``, drawn from (seed, number)."""
     module = tower_module(spec, features, width)
-    # A generator of its own, so that values depend neither on what was drawn before nor on the rank.
+    # Use a separate generator, so that values depend neither on what was drawn before nor on the rank.
     generator = torch.Generator().manual_seed((seed + 7919 * (number + 1)) % 2**63)
     for layer in module.modules():
         if isinstance(layer, nn.Linear):

@@ -1,15 +1,16 @@
-"""Which features share a tower: the tower partitioner (TP) of DMT (MLSys'24), with loads, pins and groups.
+"""Decides which features share a tower: the tower partitioner (TP) of DMT (MLSys'24), with loads, pins and groups.
 
-similarity -> distances -> the plane -> towers of bounded load. Equal inputs give equal towers.
+It turns similarity into distances, these into points of a plane, and those into towers of bounded load. Equal inputs
+give equal towers.
 
-The plane's objective is the paper's, the sum of (||X_i - X_j|| - D_ij)^2 over all pairs. The paper descends it with
+The plane's objective is the paper's, the sum of (||X_i - X_j|| - D_ij)^2 over all pairs. The paper minimises it with
 Adam from a random start. Majorisation (SMACOF: de Leeuw 1977) needs no step size and never increases it; it starts from
 classical scaling (Torgerson 1952), so that equal matrices give equal pictures.
 
-Items are features that stay together. Loads are figures by feature (their number, predicted ms, bytes): of each a tower
-may hold ``1 + imbalance`` times an even share, or more for the largest single item, or up to the given room. k-means
-whose assignment step is an integer program keeps these bounds, then exchanges improve the towers. Where no assignment
-keeps the bounds, the result exceeds them a little.
+Items are features that stay together. Loads are figures by feature (their number, predicted ms, bytes). A tower may
+hold ``1 + imbalance`` times an even share of each load, or more for the largest single item, or up to the given room.
+k-means with an integer program as its assignment step keeps these bounds, then exchanges improve the towers. If no
+assignment keeps the bounds, the result exceeds them a little.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ from pipeline.records.towers import TowerEvidence
 
 PLANE = 2
 MOST_ITERATIONS = 500
-# The placement ends where an iteration reduces the stress by no more than this share.
+# The placement ends when an iteration reduces the stress by no more than this share.
 LEAST_GAIN = 1e-7
 STARTS = 8
 ROUNDS = 8
 LLOYD_ROUNDS = 50
-# What twice the capacity costs for each item; an item's own cost is at most 1.
+# The cost per item of twice the capacity; an item's own cost is at most 1.
 EXCESS_COST = 10.0
-# Pairs of item and tower that an integer program decides; larger problems are relaxed and rounded.
+# The most pairs of item and tower that an integer program decides; larger problems are relaxed and rounded.
 MOST_EXACT = 2_000
-# Nodes, not seconds: the same towers on every machine.
+# The limit is in nodes, not seconds, for the same towers on every machine.
 _OPTIONS = {"node_limit": 500, "mip_rel_gap": 1e-3}
 MOST_PASSES = 50
 TOLERANCE = 1e-9
-# The cost of a load that exceeds its capacity by the capacity: more than all distances, each at most 1, can add up to.
+# The cost of a load of twice its capacity, which exceeds the sum of all distances, each at most 1.
 EXCESS_PRICE = 1e6
 COUNT = "features"
-# Decimal digits of similarities and positions in towers.json.
+# The decimal digits of similarities and positions in towers.json.
 DIGITS = 4
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -50,11 +51,11 @@ Matrix = Floats
 
 
 def place(distances: Matrix, dimensions: int = PLANE) -> Floats:
-    """Positions [F, dimensions] that minimise the stress for ``distances`` [F, F] locally, centred at 0."""
+    """Return positions [F, dimensions], centred at 0, that locally minimise the stress for ``distances`` [F, F]."""
     positions = _classical(distances, dimensions)
     last = stress(positions, distances)
     for _ in range(MOST_ITERATIONS):
-        # One Guttman transform: the minimum of a quadratic that lies above the stress and touches it here.
+        # Apply a Guttman transform: the minimum of a quadratic that lies above the stress and touches it here.
         apart = between(positions, positions)
         ratio = np.divide(distances, apart, out=np.zeros_like(apart), where=apart > 1e-12)
         step = -ratio
@@ -69,28 +70,28 @@ def place(distances: Matrix, dimensions: int = PLANE) -> Floats:
 
 
 def stress(positions: Floats, distances: Matrix) -> float:
-    """Sum over pairs of the squared difference between distances in ``positions`` and the given ones."""
+    """Sum over pairs the squared difference between distances in ``positions`` and the given ones."""
     return float(np.square(between(positions, positions) - distances)[np.triu_indices(len(distances), 1)].sum())
 
 
 def between(left: Floats, right: Floats) -> Matrix:
-    """Euclidean distances [n, m] of two sets of points."""
+    """Return the Euclidean distances [n, m] of two sets of points."""
     square = np.square(left).sum(1)[:, None] + np.square(right).sum(1) - 2 * left @ right.T
     return np.sqrt(np.maximum(square, 0.0))
 
 
 def _classical(distances: Matrix, dimensions: int) -> Floats:
-    # Torgerson's scaling: the leading eigenvectors of the doubly centred squared distances.
+    # This is Torgerson's scaling: the leading eigenvectors of the doubly centred squared distances.
     size = len(distances)
     centre = np.eye(size) - 1.0 / max(size, 1)
     values, vectors = np.linalg.eigh(-0.5 * centre @ np.square(distances) @ centre)
     order = np.argsort(values)[::-1][:dimensions]
     lead = vectors[:, order]
-    # An eigenvector's sign is free: its largest entry is made positive, so that every library gives the same picture.
+    # An eigenvector's sign is free, so make its largest entry positive, for the same picture from every library.
     lead = lead * np.where(lead[np.abs(lead).argmax(0), np.arange(lead.shape[1])] < 0, -1.0, 1.0)
     positions = np.zeros((size, dimensions))
     positions[:, : lead.shape[1]] = lead * np.sqrt(np.maximum(values[order], 0.0))
-    # Coinciding points do not repel each other: a spiral, too small to see, separates them.
+    # Coinciding points do not repel each other, so a spiral, too small to see, separates them.
     angle = 2.4 * np.arange(size)
     positions[:, 0] += 1e-4 * np.cos(angle)
     positions[:, 1 % dimensions] += 1e-4 * np.sin(angle)
@@ -98,10 +99,10 @@ def _classical(distances: Matrix, dimensions: int) -> Floats:
 
 
 def stretched(similarity: Matrix) -> Matrix:
-    """``similarity`` [F, F] with its off-diagonal values spread affinely over [0, 1], its diagonal 1.
+    """Spread the off-diagonal values of ``similarity`` [F, F] affinely over [0, 1]; the diagonal becomes 1.
 
-    Not from the paper: the cosines of a trained probe lie close together, and a plane of distances between 0.6 and 0.7
-    shows a disc. Where all pairs are equally similar, each becomes 0.5.
+    This is not from the paper: the cosines of a trained probe lie close together, and a plane of distances between 0.6
+    and 0.7 shows a disc. If all pairs are equally similar, each becomes 0.5.
     """
     off_diagonal = ~np.eye(len(similarity), dtype=bool)
     spread = np.full_like(similarity, 0.5)
@@ -114,9 +115,9 @@ def stretched(similarity: Matrix) -> Matrix:
 
 
 def distances(similarity: Matrix, strategy: str) -> Matrix:
-    """Distances [F, F] in [0, 1], diagonal 0, from a symmetric ``similarity``.
+    """Return the distances [F, F] in [0, 1], diagonal 0, for a symmetric ``similarity``.
 
-    ``coherent``: features that interact are close, so they share towers; ``diverse``: they are far apart, so every
+    ``coherent``: features that interact are close, so they share towers. ``diverse``: they are far apart, so every
     tower gets some of each kind.
     """
     separation = stretched(similarity)
@@ -127,10 +128,10 @@ def distances(similarity: Matrix, strategy: str) -> Matrix:
 
 
 def cluster(problem: ClusteringProblem, positions: Floats, distances: Matrix, seed: int) -> Ints:
-    """The tower of every item: [items].
+    """Return the tower of every item: [items].
 
-    k-means on ``positions`` [F, d] from several starts; ``ExchangeDescent`` improves each on ``distances`` [F, F],
-    which the positions only approximate. Equal inputs give equal towers.
+    It runs k-means on ``positions`` [F, d] from several starts; ``ExchangeDescent`` improves each on ``distances`` [F,
+    F], which the positions only approximate. Equal inputs give equal towers.
     """
     attempts = []
     for start in range(STARTS):
@@ -140,12 +141,12 @@ def cluster(problem: ClusteringProblem, positions: Floats, distances: Matrix, se
 
 
 def _kmeans(problem: ClusteringProblem, positions: Floats, rng: np.random.Generator) -> Ints:
-    # Lloyd's rounds without bounds for the centres, then rounds with bounds until nothing moves.
+    # Run Lloyd's rounds without bounds for the centres, then rounds with bounds until nothing moves.
     centres = _first_centres(problem, positions, rng)
     for bounded, rounds in ((False, LLOYD_ROUNDS), (True, ROUNDS)):
         last = None
         for _ in range(rounds):
-            # Squared distances of every item's features to every centre, summed: [items, T].
+            # The squared distances of every item's features to every centre, summed: [items, T].
             square = np.square(between(positions, centres))
             cost = np.array([square[list(item)].sum(0) for item in problem.items])
             assigned = _bounded(problem, cost) if bounded else _nearest(problem, cost)
@@ -159,7 +160,7 @@ def _kmeans(problem: ClusteringProblem, positions: Floats, rng: np.random.Genera
 
 
 def _first_centres(problem: ClusteringProblem, positions: Floats, rng: np.random.Generator) -> Floats:
-    # k-means++ (Arthur and Vassilvitskii 2007); a tower with pins starts at the mean of its pinned features.
+    # This is k-means++ (Arthur and Vassilvitskii 2007); a tower with pins starts at the mean of its pinned features.
     centres: dict[int, Floats] = {}
     pinned: dict[int, list[int]] = {}
     for item, tower in problem.pinned.items():
@@ -169,7 +170,7 @@ def _first_centres(problem: ClusteringProblem, positions: Floats, rng: np.random
     for tower in range(problem.towers):
         if tower in centres:
             continue
-        # A feature far from all centres is likelier to be the next one.
+        # A feature far from all centres is more likely to be the next one.
         odds = None
         if centres:
             nearest = np.square(between(positions, np.array(list(centres.values())))).min(1)
@@ -187,9 +188,10 @@ def _nearest(problem: ClusteringProblem, cost: Floats) -> Ints:
 
 
 def _bounded(problem: ClusteringProblem, cost: Floats) -> Ints:
-    # The cheapest assignment within the capacities, or with a small excess where there is none: [items]. An integer
-    # program for HiGHS. Its columns are item i in tower k, row by row, then the excess; every item goes to one tower,
-    # and every tower gets an item. Large problems are relaxed and rounded; ``ExchangeDescent`` then mends the loads.
+    # Returns the cheapest assignment within the capacities, or with a small excess if there is none: [items]. It is an
+    # integer program for HiGHS. Its columns are item i in tower k, row by row, then the excess; every item goes to one
+    # tower, and every tower gets an item. Large problems are relaxed and rounded; ``ExchangeDescent`` then corrects the
+    # loads.
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array, eye_array, hstack, kron, vstack
 
@@ -203,7 +205,7 @@ def _bounded(problem: ClusteringProblem, cost: Floats) -> Ints:
     fixed = np.zeros((items, towers))
     for item, tower in problem.pinned.items():
         fixed[item, tower] = 1.0
-    # HiGHS' tolerances are absolute.
+    # The cost is scaled because HiGHS' tolerances are absolute.
     scale = max(float(cost.max(initial=0.0)), 1e-12)
     done = milp(
         np.append(cost.ravel() / scale, EXCESS_COST * items),
@@ -213,14 +215,14 @@ def _bounded(problem: ClusteringProblem, cost: Floats) -> Ints:
         options=_OPTIONS,
     )
     if done.x is None:
-        # HiGHS met its node limit before it found an assignment.
+        # HiGHS reached its node limit before it found an assignment.
         return _nearest(problem, cost)
     return np.asarray(done.x[:-1].reshape(items, towers).argmax(1), dtype=np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusteringProblem:
-    """The items to divide among ``towers`` (each one or more features, by index) and their bounds.
+    """The items to divide among ``towers`` (each has one or more features, by index) and their bounds.
 
     ``loads``: [L, items]; ``capacity``: [L], of a tower; ``pinned``: {item: tower}.
     """
@@ -240,7 +242,7 @@ class ClusteringProblem:
         return member
 
     def used(self, assigned: Ints) -> Floats:
-        """The loads of every tower: [L, T]."""
+        """Return the loads of every tower: [L, T]."""
         return np.stack([np.bincount(assigned, weights=load, minlength=self.towers) for load in self.loads])
 
 
@@ -252,9 +254,9 @@ def make_problem(
     imbalance: float,
     room: Mapping[str, float] | None = None,
 ) -> ClusteringProblem:
-    """The problem for ``items``; ``loads``: by name, [F] each, in any unit; a load of zeros is left out.
+    """Build the problem for ``items``; ``loads`` by name are [F] each, in any unit; a load of zeros is left out.
 
-    ``room``: by name, the share of a load that any tower may hold.
+    ``room`` is by name the share of a load that any tower may hold.
     """
     room = room or {}
     rows, capacity = [], []
@@ -267,7 +269,7 @@ def make_problem(
         # A tower may always hold the largest item, which no assignment divides.
         largest = max((1 + imbalance) / towers, shares.max(), room.get(name, 0.0))
         if np.ptp(load) == 0:
-            # Equal loads come in whole numbers: 26 features in 4 towers are 7 in the largest at best.
+            # Equal loads come in whole numbers: with 26 features in 4 towers, the largest has at least 7.
             largest = max(largest, -(-len(load) // towers) / len(load))
         capacity.append(largest)
     return ClusteringProblem(
@@ -289,14 +291,14 @@ class ExchangeDescent:
         self._loads = problem.loads / problem.capacity[:, None]
         self._free = np.setdiff1d(np.arange(len(problem.items)), list(problem.pinned))
         self._count()
-        # Rounding may leave a tower empty: it gets the free item that is farthest from the others of its own tower.
+        # Rounding may leave a tower empty. It gets the free item that is farthest from the others of its own tower.
         for tower in np.flatnonzero(self._items == 0):
             spare = self._free[self._items[self.assigned[self._free]] > 1]
             self.assigned[spare[self._near[spare, self.assigned[spare]].argmax()]] = int(tower)
             self._count()
 
     def run(self) -> tuple[Ints, float]:
-        """Change until no move or swap helps; returns (towers [items], their cost)."""
+        """Change the towers until no move or swap helps; returns (towers [items], their cost)."""
         for _ in range(MOST_PASSES):
             changed = False
             for item in self._free:
@@ -307,18 +309,18 @@ class ExchangeDescent:
         return self.assigned, inside + EXCESS_PRICE * float(self._over(self._used).sum())
 
     def _count(self) -> None:
-        # Compute anew what depends on ``assigned``.
+        # Recomputes what depends on ``assigned``.
         towers = np.eye(self.problem.towers)[self.assigned]
         self._near = self._pair @ towers
         self._items = towers.sum(0)
         self._used = self._loads @ towers
 
     def _over(self, used: Floats) -> Floats:
-        # The shares by which loads [L, ...] exceed their capacities, summed over the loads.
+        # Returns the shares by which loads [L, ...] exceed their capacities, summed over the loads.
         return np.maximum(used - 1.0 - TOLERANCE, 0.0).sum(0)
 
     def _improve(self, item: int) -> bool:
-        # Make the best move or swap of ``item`` if it helps; whether it did.
+        # Makes the best move or swap of ``item`` if it helps; returns whether it did.
         gains = np.concatenate([self._moves(item), self._swaps(item)])
         best = int(gains.argmin())
         # Gains by rounding alone would swap the same two items again and again.
@@ -333,18 +335,18 @@ class ExchangeDescent:
         return True
 
     def _moves(self, item: int) -> Floats:
-        # Change of cost by moving ``item`` to each tower [T]; infinite where the move is not allowed.
+        # Returns the change of cost by moving ``item`` to each tower [T]; infinite if the move is not allowed.
         tower, load = self.assigned[item], self._loads[:, item, None]
         cost = 2 * (self._near[item] - self._near[item, tower] + self._own[item])
         now = self._over(self._used)
-        # The loads of both towers change: the one that the item goes to, and the one that it leaves.
+        # The loads of both towers change: of the one that gets the item, and of the one that loses it.
         excess = self._over(self._used + load) - now + self._over(self._used[:, tower, None] - load) - now[tower]
-        # A tower keeps one item at least.
+        # A tower keeps at least one item.
         bad = (np.arange(self.problem.towers) == tower) | (self._items[tower] <= 1)
         return np.where(bad, np.inf, cost + EXCESS_PRICE * excess)
 
     def _swaps(self, item: int) -> Floats:
-        # Change of cost by swapping ``item`` with each free item; infinite within its own tower.
+        # Returns the change of cost by swapping ``item`` with each free item; infinite within its own tower.
         others, tower = self._free, self.assigned[item]
         towers = self.assigned[others]
         near = self._near
@@ -373,16 +375,16 @@ def partition(
         settings: Must have passed ``check_partition``.
         similarity: [F, F] in [0, 1].
         loads: Figures by feature that towers share evenly, besides their number.
-        source: Of the similarity, in words.
-        room: By name, the share of a load that any tower may hold.
+        source: The source of the similarity, in words.
+        room: The share of each load, by name, that any tower may hold.
 
     Returns:
-        Features by tower, in their own order, and the evidence.
+        The features by tower, in their own order, and the evidence.
     """
-    # 1. Similarities become distances, and these points of a plane.
+    # 1. Turn similarities into distances, and these into points of a plane.
     separation = distances(similarity, settings.strategy)
     positions = place(separation)
-    # 2. Items are what moves as one: groups, and all other features by themselves.
+    # 2. Make items of what moves together: groups, and all other features alone.
     index_of = {name: index for index, name in enumerate(features)}
     items = []
     for group in filter(None, settings.groups):
@@ -399,7 +401,7 @@ def partition(
     for name, values in loads.items():
         arrays[name] = np.asarray(values, float)
     problem = make_problem(items, count, arrays, pinned, settings.imbalance, room)
-    # 3. Towers of bounded load.
+    # 3. Make towers of bounded load.
     assigned = cluster(problem, positions, separation, seed)
     tower_of = np.empty(len(features), np.int64)
     for item, tower in zip(items, assigned, strict=True):
@@ -415,7 +417,7 @@ def partition(
         placement=np.round(positions, DIGITS).tolist(),
         loads={name: list(values) for name, values in loads.items()},
         reasons=_reasons(index_of, towers, settings, similarity),
-        # The share by which the fullest tower is above an even share of some load.
+        # The share by which the fullest tower exceeds an even share of some load.
         excess=float(np.max(problem.used(assigned), initial=1 / count) * count - 1),
     )
     return towers, evidence
@@ -424,7 +426,8 @@ def partition(
 def _reasons(
     index_of: Mapping[str, int], towers: Sequence[Sequence[str]], settings: PartitionConfig, similarity: Matrix
 ) -> dict[str, str]:
-    # A sentence for every feature: the pin or group that decided, else how near its tower is and the next one.
+    # Returns a sentence for every feature: the pin or group that decided, else the similarity to its tower and the next
+    # one.
     members: list[list[int]] = []
     home: dict[str, int] = {}
     for number, tower in enumerate(towers):
@@ -450,7 +453,7 @@ def _nearness(feature: int, home: int, members: Sequence[list[int]], strategy: s
         return "alone in its tower"
     means = []
     for tower in members:
-        # Without itself: a feature's similarity to itself says nothing about the tower.
+        # Leave out the feature itself, whose similarity to itself says nothing about the tower.
         others = [other for other in tower if other != feature]
         means.append(float(np.mean(similarity[feature, others])))
     text = f"similarity {means[home]:.2f} to its tower"

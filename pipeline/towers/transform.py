@@ -1,10 +1,10 @@
-"""The semantic-preserving tower transform (DMT, MLSys'24, section 3.1), its inputs permuted instead of its outputs.
+"""The semantic-preserving tower transform (DMT, MLSys'24, section 3.1), with inputs instead of outputs permuted.
 
-The ids go to the peers that hold their features, an ordinary sharded collection looks them up on the
-tower's hosts, the tower modules compress them, and their outputs come back to the samples' own ranks.
+The ids go to the peers that hold their features, an ordinary sharded collection looks them up on the tower's hosts, the
+tower modules compress the embeddings, and their outputs come back to the samples' own ranks.
 
-Gradients: the way back divides by the number of groups of tower hosts, a group's collectives by its ranks; together
-that is the mean over all ranks, as in the flat model.
+Gradients are averaged over all ranks, as in the flat model: the way back divides by the number of groups of tower
+hosts, and a group's collectives divide by its ranks.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SUMMED = ("row_wise", "table_row_wise", "grid_shard")
 class Groups:
     """This rank's two process groups: its ``tower`` hosts, which share its tables, and its ``peers`` on the others.
 
-    ``number``: of its tower hosts.
+    ``number`` is that of its tower hosts.
     """
 
     number: int
@@ -52,7 +52,7 @@ class Groups:
 
 def make_groups(layout: TowerLayout) -> Groups:
     """Make the process groups of ``layout``. Collective."""
-    # ``new_group`` is collective over the whole world: every rank makes all groups, in the same order, and keeps two.
+    # ``new_group`` is collective over the whole world: every rank makes all groups in the same order, and keeps two.
     tower_groups, peer_groups = [], []
     for group in range(len(layout.tower_hosts)):
         tower_groups.append(dist.new_group(layout.tower_ranks(group)))
@@ -68,12 +68,12 @@ def make_groups(layout: TowerLayout) -> Groups:
 class TowerEmbeddings(nn.Module):
     """forward(ids of this rank's samples) -> all towers' outputs for them: [b, V, dim].
 
-    Every rank holds the modules of all towers but trains only those of its hosts; ``names`` [V] says what the vectors
-    are: where a tower puts out one a feature, they come in the order of ``widths`` (those of all features' embeddings),
-    as in the flat model. ``width``: of the model. A tower brings its features' embeddings to it.
-    ``dtype``: what the modules compute in (None: float32). ``penalty``: factor of the L2 penalty on embeddings.
-    ``events``: sequences, each of which becomes one more vector of the tower that has its tables. ``widths`` has them
-    behind the features.
+    Every rank holds the modules of all towers but trains only those of its hosts. ``names`` [V] says what the vectors
+    are: if a tower outputs one per feature, they are in the order of ``widths`` (those of all features' embeddings), as
+    in the flat model. ``width`` is that of the model; a tower projects its features' embeddings to it. ``dtype`` is
+    what the modules compute in (None: float32). ``penalty`` is the factor of the L2 penalty on embeddings. ``events``
+    has sequences, each of which becomes one more vector of the tower that has its tables. In ``widths`` they follow the
+    features.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class TowerEmbeddings(nn.Module):
         self.dim = towers[0].dim
         columns = events.columns if events is not None else {}
         self._pooled = [name for name in features_here if name not in columns]
-        # By group of tower hosts, what is sent there and the width of what comes back.
+        # For each group of tower hosts, the keys sent there and the width of what comes back.
         self._keys: list[str] = []
         key_counts, sizes = [], []
         for group in layout.tower_hosts:
@@ -122,7 +122,7 @@ class TowerEmbeddings(nn.Module):
         self._back = PooledEmbeddingsAllToAll(groups.peers, sizes, codecs=codecs)
 
     def table_ranks(self, path: str) -> TableRanks:
-        """The ranks that share this rank's tables; ``path``: of this module, whose towers these ranks average."""
+        """Return the ranks that share this rank's tables and average its towers; ``path`` is this module's."""
         return TableRanks(self.groups.tower_ranks, self.groups.tower, unshared=(f"{path}.tower.",))
 
     @property
@@ -132,7 +132,7 @@ class TowerEmbeddings(nn.Module):
 
     @property
     def read_as(self) -> torch.dtype | None:
-        """What the tower modules round embeddings to before anything else reads them; None: they stay as they are."""
+        """The dtype to which tower modules round embeddings before anything else reads them; None: no rounding."""
         by_a_product = self.layout.towers.module.rounds_first and self.even and self._events is None
         # A penalty reads them in float32, before any product does.
         if by_a_product and not self.penalty:
@@ -140,9 +140,9 @@ class TowerEmbeddings(nn.Module):
         return None
 
     def module_features(self, path: str) -> dict[str, list[str]]:
-        """The features of each tower, by what the names of its module's parameters start with; ``path``: of this.
+        """Return the features of each tower by the prefix of its module's parameter names; ``path`` is this module's.
 
-        Empty where no module has parameters. Where some have, the others count too: they hold the rest.
+        Empty if no module has parameters. If some have, the others count too, since they hold the rest.
         """
         features: dict[str, list[str]] = {}
         if next(self.tower.parameters(), None) is not None:
@@ -151,7 +151,7 @@ class TowerEmbeddings(nn.Module):
         return features
 
     def parameters_of(self, group: int) -> list[nn.Parameter]:
-        """The parameters that the ranks of the tower hosts with number ``group`` train: of modules and sequences."""
+        """Return the parameters that the ranks of tower hosts ``group`` train, of modules and sequences."""
         hosts = self.layout.tower_hosts[group]
         parameters: list[nn.Parameter] = []
         for number in hosts.towers:
@@ -163,11 +163,11 @@ class TowerEmbeddings(nn.Module):
         return parameters
 
     def own_parameters(self) -> list[nn.Parameter]:
-        """The parameters of towers that this rank trains."""
+        """Return the parameters of towers that this rank trains."""
         return self.parameters_of(self.groups.number)
 
     def unshared_parameters(self) -> list[nn.Parameter]:
-        """The parameters of all towers, which only the ranks of some hosts train."""
+        """Return the parameters of all towers, which only the ranks of some hosts train."""
         parameters: list[nn.Parameter] = []
         for group in range(len(self.layout.tower_hosts)):
             parameters += self.parameters_of(group)
@@ -180,7 +180,7 @@ class TowerEmbeddings(nn.Module):
         """Start sending ids to the ranks that hold their tables: after the first wait lengths are known and ids leave,
         after the second they are there, for all peers' samples: F of its tower hosts x (groups * b).
 
-        ``lookups``, ``events``: those of sequences, as ``training.data.Batch`` has them.
+        ``lookups`` and ``events`` are those of sequences, as ``training.batches.Batch`` has them.
         """
         if self._events is not None and lookups is not None:
             samples = ids.stride()
@@ -205,16 +205,17 @@ class TowerEmbeddings(nn.Module):
         """Return [b, V, dim] float32 for ``ids``.
 
         Args:
-            ids: Of this rank's samples.
-            received: What ``send`` brought of them, where that was called ahead.
-            weights: [b], of the samples as ``Batch`` has them: the shares of an L2 penalty. None: it is not trained.
+            ids: The ids of this rank's samples.
+            received: The ids that ``send`` brought, if it was called ahead.
+            weights: [b], the samples' weights as in ``Batch``, for the shares of an L2 penalty; None outside of
+                training.
             lookups: As in ``send``, as are ``events``.
             events: The sample of each event.
         """
         if received is None:
             received = self.send(ids, lookups, events).wait().wait()
         embeddings = self._embeddings(received, weights)
-        # This rank's towers: [B, F of its tower hosts, N] -> [B, V of its tower hosts, dim] float32; where tables
+        # Run this rank's towers: [B, F of its tower hosts, N] -> [B, V of its tower hosts, dim] float32; if tables
         # differ in width, from [B, sum of widths].
         numbers = self.layout.tower_hosts[self.groups.number].towers
         sizes = []
@@ -232,19 +233,20 @@ class TowerEmbeddings(nn.Module):
         return reordered(vectors, self._found, self.names)
 
     def _embeddings(self, mine: KeyedJaggedTensor, weights: Tensor | None) -> Tensor:
-        # What this rank's towers take, [B, F of its tower hosts, N], or side by side where tables differ in width.
+        # Returns the inputs of this rank's towers, [B, F of its tower hosts, N], or side by side if tables differ in
+        # width.
         if self._events is None or self._events.blocks is None or self.event_tables is None:
             assert self.collection is not None
             return self._penalised(feature_vectors(self.collection(mine), None, self._pooled, even=self.even), weights)
         samples, parts, blocks = mine.stride(), by_key(mine), self._events.blocks
-        # 1. The tables of events first: they also give pooled features, and the other tables give the rest.
+        # 1. Look up the tables of events first: they also give pooled features, and the other tables give the rest.
         lookup, places = self._events.lookup(parts, samples)
         taken = blocks.take(self.event_tables(lookup), samples, places)
         pooled = None
         if self.collection is not None:
             plain = [name for name in self._pooled if name not in taken.pooled]
             pooled = self.collection(merge_kjts(parts, plain, samples, weighted=mine.weights_or_none() is not None))
-        # 2. All pooled features; none in a tower of sequences alone.
+        # 2. Join all pooled features; a tower of sequences alone has none.
         if self._pooled:
             features = feature_vectors(pooled, taken.pooled, self._pooled, even=self.even)
         elif self.even:
@@ -252,10 +254,10 @@ class TowerEmbeddings(nn.Module):
         else:
             features = torch.zeros((samples, 0), device=lookup.device())
         features = self._penalised(features, weights)
-        # 3. A vector a sequence: [B, S, D].
+        # 3. Encode each sequence to one vector: [B, S, D].
         with torch.autocast(features.device.type, self.dtype, enabled=self.dtype is not None):
             vectors = blocks(taken, places)
-        # 4. Both, in the order of this rank's towers.
+        # 4. Join both, in the order of this rank's towers.
         sequences = [name for name in self._widths if name not in self._pooled]
         if self.even:
             sizes, by_sequence = [1] * len(self._pooled), vectors.split(1, dim=1)
@@ -268,18 +270,18 @@ class TowerEmbeddings(nn.Module):
     def _penalised(self, embeddings: Tensor, weights: Tensor | None) -> Tensor:
         if not self.penalty or weights is None or not torch.is_grad_enabled():
             return embeddings
-        # The weights of all samples that this rank's towers see: their parts of a mean over the peers.
+        # Gather the weights of all samples that this rank's towers see, which are their parts of a mean over the peers.
         peers = dist.get_world_size(self.groups.peers)
         peer_weights = weights.new_empty(peers * len(weights))
         dist.all_gather_into_tensor(peer_weights, weights, group=self.groups.peers)
         return penalised(embeddings, self.penalty * (peer_weights / peers))
 
     def reduce_gradients(self) -> None:
-        """Average the gradients of this rank's tower modules over the ranks of its tower hosts alone. Collective."""
+        """Average the gradients of this rank's tower modules over the ranks of its tower hosts only. Collective."""
         grads = [p.grad for p in self.own_parameters() if p.grad is not None]
         if not grads or dist.get_world_size(self.groups.tower) == 1:
             return
-        # One collective for all gradients, so that the latency of the links is paid only once.
+        # Use one collective for all gradients, so that the latency of the links is paid only once.
         flat = torch.cat(list(map(torch.flatten, grads)))
         dist.all_reduce(flat, group=self.groups.tower)
         flat /= dist.get_world_size(self.groups.tower)
@@ -290,11 +292,11 @@ class TowerEmbeddings(nn.Module):
 
 
 def exchange_codecs(exchange: str) -> QuantizedCommCodecs | None:
-    """Codecs of an all-to-all of pooled embeddings for ``partition.exchange``; None: plain float32.
+    """Return codecs for an all-to-all of pooled embeddings by ``partition.exchange``; None: plain float32.
 
     TorchRec's registry turns bf16 into fp16 on a CPU, with a line in the log. The codecs themselves work, so they are
-    built here without the registry. Gradients always travel in bf16: fp16 has no room for the small ones of a large
-    batch.
+    built here without the registry. Gradients always travel in bf16, since fp16 has no room for the small ones of a
+    large batch.
     """
     if exchange == "fp32":
         return None
@@ -302,7 +304,7 @@ def exchange_codecs(exchange: str) -> QuantizedCommCodecs | None:
 
 
 def flat_exchange_codecs(exchange: str, plan: Plan) -> dict[str, QuantizedCommCodecs] | None:
-    """Codecs of a flat model's collectives, by TorchRec's names; ConfigError names tables that cannot use them."""
+    """Return codecs of a flat model's collectives, by TorchRec's names; ConfigError names tables without support."""
     operations = [CommOp.POOLED_EMBEDDINGS_ALL_TO_ALL.name]
     if exchange != "int8":
         operations.append(CommOp.POOLED_EMBEDDINGS_REDUCE_SCATTER.name)

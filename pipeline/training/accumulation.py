@@ -1,15 +1,16 @@
 """Gradient accumulation (``train.accumulate``): the ranking model works through a batch in parts, within one step.
 
-Kernels of tables update rows in the backward pass, and an optimizer's k updates by parts of a gradient are not its one
-update by their sum: row-wise Adagrad adds k squares of parts where it should add the square of the sum. So the tables
-keep their one lookup and their one gradient, and only what needs the memory is done by parts: the activations of the
-ranking model. Each part has its backward pass at once, which frees them, and leaves its gradients: of the parameters,
-added up, and of its rows' embeddings. The step's own backward pass then hands these on to towers, tables and DDP, which
-notice nothing: every parameter still gets one gradient. Unlike recomputed activations (Chen et al. 2016, arXiv
-1604.06174) this costs no second forward pass.
+Kernels of tables update rows in the backward pass, and k optimizer updates with parts of a gradient are not the same as
+one update with their sum: row-wise Adagrad would add k squares of parts instead of the square of the sum. So the tables
+keep their one lookup and their one gradient, and only the activations of the ranking model, which need the memory, are
+computed by parts. Each part runs its backward pass at once, which frees its activations, and leaves its gradients:
+those of the parameters, added up, and those of its rows' embeddings. The step's own backward pass then hands these on
+to towers, tables and DDP, which notice nothing: every parameter still gets one gradient. Unlike recomputed activations
+(Chen et al. 2016, arXiv 1604.06174) this costs no second forward pass.
 
-The loss is a sum over rows, so the step is that of the whole batch but for the order in which the parts of parameters'
-gradients are added. A layer that looks at other rows of its batch would see those of its part (``require_rowwise``).
+The loss is a sum over rows, so the step equals that of the whole batch except for the order in which the parts of the
+parameters' gradients are added. A layer that looks at other rows of its batch would only see those of its part
+(``require_rowwise``).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Compute = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor
 
 
 def split_rows(rows: int, parts: int) -> list[slice]:
-    """Cut ``rows`` rows into consecutive parts, the same on every rank, since all have as many rows, padding included.
+    """Split ``rows`` rows into consecutive parts, the same on every rank: padding gives all of them as many rows.
 
     Returns:
         ``parts`` slices whose sizes differ by one at most; fewer if there are fewer rows.
@@ -57,7 +58,7 @@ def accumulate(
         dense: [b, n].
         vectors: [b, V, D].
         labelled: Labels, weights and ``extra`` of the rows.
-        parameters: What ``compute`` learns by; it must depend on no other parameter.
+        parameters: The parameters that ``compute`` trains; it must depend on no others.
 
     Returns:
         The loss, whose backward pass gives ``dense``, ``vectors`` and ``parameters`` their gradients, once; logits,
@@ -77,7 +78,7 @@ class _Accumulated(torch.autograd.Function):
         labelled: tuple[Tensor, Tensor, Tensor | None],
         *inputs: Tensor,
     ) -> tuple[Tensor, ...]:
-        # ``inputs``: dense features and vectors, by rows, then parameters.
+        # ``inputs`` holds dense features and vectors, both by rows, and then the parameters.
         losses, outputs = [], []
         sums: list[Tensor | None] = [None] * len(inputs)
         for rows in parts:
@@ -97,12 +98,12 @@ class _Accumulated(torch.autograd.Function):
             for place, gradient in zip(places, gradients, strict=True):
                 if gradient is None:
                     continue
-                # Memory of its own, with the strides of the parameter: a CUDA graph writes over its outputs when it
+                # Sum into separate memory that has the parameter's strides: a CUDA graph overwrites its outputs when it
                 # is replayed.
                 whole = sums[place]
                 if whole is None:
                     whole = sums[place] = torch.zeros_like(inputs[place])
-                # Each part has rows of its own of the dense features and vectors; parameters are the same in all parts.
+                # Each part covers its own rows of the dense features and vectors; all parts share the parameters.
                 if place < 2:
                     whole = whole[rows]
                 whole.add_(gradient)
@@ -125,9 +126,9 @@ class _Accumulated(torch.autograd.Function):
 
 
 def require_rowwise(model: nn.Module, parts: int) -> None:
-    """Raise ConfigError where a layer of ``model`` looks at other rows of the batch, of which a part has only some."""
+    """Raise ConfigError where a layer of ``model`` looks at other rows of the batch, since a part has only some."""
     for name, layer in model.named_modules():
-        # Our layer, or PyTorch's own, which a plugin's model may have.
+        # A plugin's model may have PyTorch's own batch norm instead of ours.
         if isinstance(layer, BatchNorm | _BatchNorm):
             raise ConfigError(
                 f"train.accumulate is {parts}, but layer {name!r} normalises by mean and variance of the whole batch, "

@@ -1,7 +1,11 @@
 """Global batches from Parquet, read ahead: the same rows in the same order for any number of ranks.
 
-``sampler.BatchSampler`` says which rows a global batch has and which of them are this rank's; a rank decodes the row
-groups of its own rows. What is short is filled up with the rank's first row at weight 0.
+``sampler.BatchSampler`` decides which rows a global batch has and which of them belong to this rank; a rank decodes the
+row groups of its own rows. A short share is padded with the rank's first row at weight 0.
+
+Ids are in TorchRec's ``KeyedJaggedTensor``: a list of ids for each feature (key) and row of the batch. ``values`` has
+all lists one behind the other, feature by feature, and of a feature row by row; ``lengths`` says how long each is,
+``weights``, where there are some, has a factor for each id, and ``stride`` is the number of rows.
 """
 
 from __future__ import annotations
@@ -30,21 +34,29 @@ from pipeline.training.parquet import DecodedColumns, SplitReader
 from pipeline.training.prefetch_exchange import Announce, Announcement, Announcements
 from pipeline.training.sampler import BatchSampler, Order
 
-# Threads: a disk answers at once, while requests to an object store overlap.
+# Numbers of reader threads. A local disk answers at once; requests to an object store need more threads to overlap.
 LOCAL_READERS, REMOTE_READERS = 2, 8
 
 
 @dataclass
 class Batch(Pipelineable):
-    """One rank's share of a global batch, b rows: dense [b, n] float32, sparse ids by feature, labels [b], weights [b].
+    """One rank's share of a global batch: b rows, padding included.
 
-    A row's weight is W / (real rows of the global batch), 0 for padding, so that sum(weights * loss), averaged over
-    the W ranks as DDP and TorchRec do (in their place ``shared_memory.py`` and ``towers/transform.py``), is the mean
-    over the global batch. It is times what the row counts for in the loss (``RowCounts``) where rows have weights or
-    were left out; ``extra`` [b, k] is as in ``DecodedColumns``, and with further tasks, else None. With sequences,
-    ``lookups`` has the ids of their tables (``EventLookups``), which ``sparse`` then lacks, and ``events`` the sample
-    of each event, int64 [n] rising, by sequence. ``groups``: what the ranking loss compares rows within, int32 [b], -1
-    where a row has no group; None: there is no such loss, or it compares all rows.
+    Every rank's loss is sum(weights * loss of a row). Its average over the W ranks is the mean over the global batch.
+    DDP averages the gradients of the dense part in this way, and TorchRec those of the tables; ``shared_memory.py`` and
+    ``towers/transform.py`` do so where they replace these two.
+
+    Attributes:
+        dense: Dense features, float32 [b, n].
+        sparse: Row numbers of tables, by feature.
+        labels: Labels of the main task, [b].
+        weights: W / (real rows of the global batch), 0 for padding, [b]; times what a row counts for in the loss
+            (``RowCounts``), where rows have weights or some were left out.
+        extra: Further columns of each row, [b, k], as in ``DecodedColumns``; None: there are none.
+        lookups: The row numbers of the tables of sequences (``EventLookups``), which ``sparse`` then lacks.
+        events: For each sequence, the sample of each of its events, int64 [n] rising.
+        groups: What the ranking loss compares rows within, int32 [b], -1 where a row has no group; None: there is no
+            such loss, or it compares all rows.
     """
 
     dense: torch.Tensor
@@ -57,13 +69,13 @@ class Batch(Pipelineable):
     groups: torch.Tensor | None = None
 
     def to(self, device: torch.device, non_blocking: bool = False) -> Batch:
-        """The batch on ``device``; the batch itself where it is there already."""
+        """Return the batch on ``device``; the batch itself if it is there already."""
         if self.dense.device == device:
             return self
         return self._each(lambda part: part.to(device, non_blocking=non_blocking))
 
     def pin_memory(self) -> Batch:
-        """The batch in page-locked memory, for asynchronous copies to an accelerator."""
+        """Return the batch in page-locked memory, for asynchronous copies to an accelerator."""
         return self._each(lambda part: part.pin_memory())
 
     def record_stream(self, stream: torch.Stream) -> None:
@@ -84,10 +96,10 @@ class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
     """Iterates over this rank's batches from (epoch, batch) on, read ahead by a background thread.
 
     It stops before epoch ``epochs``. ``wait_seconds`` adds up the time that the consumer waited. ``announce`` gets the
-    ids of every batch ahead of it. ``pin``: batches are in page-locked memory, from which copies to an accelerator run
-    beside its work. ``group_by``: the feature whose ids are ``Batch.groups``. Use it as a context manager, or call
-    ``close``. Taking a batch raises the errors of the reading thread. With ``announce`` or sequences, taking one is
-    collective on several ranks (``prefetch_exchange.py``), unless the model needs nothing of other ranks
+    ids of every batch ahead of it. With ``pin``, batches are in page-locked memory, from which copies to an accelerator
+    run beside its work. ``group_by`` names the feature whose ids become ``Batch.groups``. Use it as a context manager,
+    or call ``close``. Taking a batch raises the errors of the reading thread. With ``announce`` or sequences, taking
+    one is collective on several ranks (``prefetch_exchange.py``), unless the model needs nothing of other ranks
     (``independent``).
     """
 
@@ -115,9 +127,11 @@ class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
         self._announce, self._pin = announce, pin
         self._builder = _BatchBuilder(split, order, group_by)
         ranks = 1 if independent else order.world_size + order.without
-        self._told: Announcements[Batch] | None = Announcements.needed(split.schema, announce, ranks, prefetch + 1)
+        self._announcements: Announcements[Batch] | None = Announcements.needed(
+            split.schema, announce, ranks, prefetch + 1
+        )
         # With announcements, the consumer itself holds the batches ahead; the queue only hands them over.
-        room = prefetch if self._told is None else 1
+        room = prefetch if self._announcements is None else 1
         self._queue: queue.Queue[_Read | BaseException | None] = queue.Queue(room)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._produce, name="nightjar-reader", daemon=True)
@@ -129,10 +143,10 @@ class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
     def __next__(self) -> Batch:
         began = time.perf_counter()
         try:
-            if self._told is None:
+            if self._announcements is None:
                 return self._following().batch
-            # TorchRec's exchange wants as many rows of events on every rank as on the one that has most of them.
-            batch, most = self._told.take(self._following)
+            # TorchRec's exchange needs every rank to have as many rows of events as the rank with the most.
+            batch, most = self._announcements.take(self._following)
             if batch.lookups is None or batch.lookups.stride() == most:
                 return batch
             lookups = lengthened(batch.lookups, most)
@@ -146,7 +160,7 @@ class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
         item = self._queue.get()
         if isinstance(item, _Read):
             return item
-        # Every later call ends the same way.
+        # Put the end back, so that every later call ends the same way.
         self._queue.put(item)
         if item is None:
             raise StopIteration
@@ -163,7 +177,7 @@ class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
                 self._thread.join(timeout=0.01)
 
     def _put(self, item: _Read | BaseException | None) -> None:
-        # With a timeout, so that a reader whose batches nobody takes still notices that it must stop.
+        # The put has a timeout, so that a reader whose batches nobody takes still notices that it must stop.
         while not self._stop.is_set():
             try:
                 self._queue.put(item, timeout=0.1)
@@ -181,11 +195,12 @@ class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
                         return
             self._put(None)
         except BaseException as error:
-            # Whatever it is, the consumer raises it.
+            # The consumer raises the error, whatever it is.
             self._put(error)
 
     def _batches(self, pool: ThreadPoolExecutor) -> Iterator[_Read]:
-        # Every batch, with what the other ranks must know of it. One rank's ids are announced before it is built.
+        # Yield every batch with what the other ranks must know of it. On one rank, ids are announced before the batch
+        # is built.
         sampler, (epoch, batch) = self.sampler, self.start
         rank, world = sampler.order.rank, sampler.order.world_size
         reader = None
@@ -196,13 +211,13 @@ class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
                 rows, count = no_rows(self.split), 0
             else:
                 rows, count = reader.take(epoch, batch)
-            if self._told is None and self._announce is not None:
+            if self._announcements is None and self._announce is not None:
                 self._announce.receive(self._announce.ids(self.split, rows, count))
             built = self._builder.build(rows, count, sampler.total(batch))
             announcement = None
-            if self._told is not None:
+            if self._announcements is not None:
                 events = 0 if built.lookups is None else int(built.lookups.stride())
-                announcement = self._told.make(self.split, rows, count, events)
+                announcement = self._announcements.make(self.split, rows, count, events)
             if self._pin:
                 built = built.pin_memory()
             yield _Read(built, announcement)
@@ -212,7 +227,7 @@ class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
 
 
 class BoundedBatches(Iterator[Batch]):
-    """The batches of ``reader`` for the steps from ``step`` to ``end``; ``cut`` ends them with those taken already."""
+    """The batches of ``reader`` for the steps from ``step`` to ``end``; ``cut`` ends them after those already taken."""
 
     def __init__(self, reader: BatchReader, step: int, end: int) -> None:
         self._reader, self._taken, self._end = reader, step, end
@@ -225,7 +240,7 @@ class BoundedBatches(Iterator[Batch]):
         return batch
 
     def cut(self) -> int:
-        """Take no more; returns the step with the last batch, after which a pipeline is empty."""
+        """Take no more batches and return the step of the last one, after which a pipeline is empty."""
         self._end = self._taken
         return self._end
 
@@ -236,7 +251,7 @@ class _Read(NamedTuple):
 
 
 class _BatchBuilder:
-    """Turns taken rows into a Batch. Single-valued features need one copy and share cached lengths."""
+    """Turns decoded rows into a Batch. Single-valued features need one copy and share cached lengths."""
 
     def __init__(self, split: SplitReader, order: Order, group_by: str | None = None) -> None:
         self.order = order
@@ -261,7 +276,7 @@ class _BatchBuilder:
         self.full_weights = torch.full((order.local_batch,), order.world_size / order.global_batch)
 
     def build(self, rows: DecodedColumns, own: int, total: int) -> Batch:
-        """The batch of ``own`` real rows of a global batch of ``total``; ``rows`` are filled up."""
+        """Build the batch of ``own`` real rows of a global batch of ``total``; ``rows`` has padding behind them."""
         labels = torch.from_numpy(rows.labels)
         weights = self.full_weights
         if total < self.order.global_batch or own < self.order.local_batch:
@@ -278,7 +293,7 @@ class _BatchBuilder:
                     columns.add(ones, rows.single[self.single_at[name]])
             sparse = columns.join(self.keys, self.order.local_batch)
         else:
-            # Every feature has one id a row, and every batch the same lengths: nothing is concatenated.
+            # Every feature has one id per row, and every batch has the same lengths, so nothing is concatenated.
             sparse = KeyedJaggedTensor(
                 keys=self.keys,
                 values=torch.from_numpy(np.ascontiguousarray(rows.single)).view(-1),
@@ -294,18 +309,18 @@ class _BatchBuilder:
         dense = torch.from_numpy(np.ascontiguousarray(rows.dense.T))
         groups = None
         if self.group_at is not None:
-            # Rare ids share a row, and rows without an id have one, too: neither is a group.
+            # Rare ids share one row number, and so do rows without an id: neither of them is a group.
             ids = rows.single[self.group_at]
             groups = torch.from_numpy(np.where(ids > UNSEEN_ROW, ids, -1))
         return Batch(dense, sparse, labels, weights, extra, lookups, events, groups)
 
 
 class _LookupColumns:
-    # The columns of a lookup, one behind the other: bag lengths int32 [bags], row numbers int32 [n] and their weights.
-    # Where one column has weights, those of the others are 1: a lookup takes weights of all its columns or of none.
+    # The columns of a lookup, concatenated: bag lengths int32 [bags], row numbers int32 [n] and their weights. If one
+    # column has weights, the others get weights of 1: a lookup takes weights for all of its columns or for none.
 
     def __init__(self, weighted: bool) -> None:
-        # ``np.concatenate`` needs an array even where there is no column.
+        # ``np.concatenate`` needs at least one array, even if no column is added.
         self.lengths, self.values = [np.zeros(0, np.int32)], [np.zeros(0, np.int32)]
         self.weights, self._weighted = list[np.ndarray](), weighted
 
@@ -329,21 +344,21 @@ class _LookupColumns:
 
 
 class EventBuilder:
-    """Makes ``Batch.lookups`` and ``Batch.events`` of taken rows: the rows of events' tables, and the sample of each.
+    """Builds ``Batch.lookups`` and ``Batch.events`` from decoded rows: ids of events' tables, and each event's sample.
 
-    ``single_at``: where single-valued features are.
+    ``single_at`` maps each single-valued feature to its place in ``DecodedColumns.single``.
     """
 
     def __init__(self, lookups: EventLookups, schema: DatasetSchema, single_at: Mapping[str, int]) -> None:
         self._lookups, self._single_at = lookups, single_at
-        # The first column of each sequence: all of its columns have the same lengths.
+        # The first column stands for its sequence: all columns of a sequence have the same lengths.
         self._first = {sequence.name: sequence.columns[0].name for sequence in schema.sequences}
         self._weighted = any(column.weighted for column in schema.sparse if column.name in lookups.features)
 
     def build(self, rows: DecodedColumns) -> tuple[KeyedJaggedTensor, tuple[torch.Tensor, ...]]:
-        """The lookup, and the sample of each event."""
+        """Return the lookup, and the sample of each event."""
         count, samples = len(rows.labels), list[torch.Tensor]()
-        # Rows of the lookup in each segment, by sequence; "" stands for the samples themselves.
+        # The number of lookup rows in each segment, by sequence; "" stands for the samples themselves.
         sizes = {"": count}
         for name, column in self._first.items():
             events = np.diff(rows.ragged[column].offsets)
@@ -354,7 +369,7 @@ class EventBuilder:
             for segment in self._lookups.segments:
                 size, found = sizes[segment.sequence], segment.columns.get(table)
                 if found is None:
-                    # Every table has a bag for every row of the lookup; this one stays empty.
+                    # Every table needs a bag for every row of the lookup, so these bags stay empty.
                     columns.add(np.zeros(size, np.int32), np.zeros(0, np.int32))
                 elif found in self._single_at:
                     columns.add(np.ones(size, np.int32), rows.single[self._single_at[found]])
@@ -369,7 +384,7 @@ class EventBuilder:
 
 
 def lengthened(lookup: KeyedJaggedTensor, rows: int) -> KeyedJaggedTensor:
-    """``lookup`` of each table, with empty rows behind its own, up to ``rows``."""
+    """Return ``lookup`` with empty rows appended to each table, up to ``rows``."""
     tables = len(lookup.keys())
     lengths = functional.pad(lookup.lengths().view(tables, -1), (0, rows - lookup.stride()))
     return KeyedJaggedTensor(
@@ -383,11 +398,11 @@ def lengthened(lookup: KeyedJaggedTensor, rows: int) -> KeyedJaggedTensor:
 
 @dataclass(frozen=True)
 class RowCounts:
-    """What a row counts for in the loss and in figures: its own weight, and rows without a click that were left out.
+    """What a row counts for in the loss and in figures, from its own weight and from the rows that were left out.
 
     Reads the last columns of ``Batch.extra``: row weights, then shares of kept rows, where the dataset has them.
-    ``sampled``: of the schema. With shares w the loss is either of logit - log w, the logit of the kept rows, so that
-    the model's own logit is that of all rows; or rows without a click have weight 1 / w.
+    ``sampled`` is the schema's field. With shares w, either the loss takes logit - log w, the logit of the kept rows,
+    so that the model's own logit is that of all rows; or rows without a click get weight 1 / w.
     """
 
     row_weights: bool
@@ -395,30 +410,30 @@ class RowCounts:
 
     @staticmethod
     def of(schema: DatasetSchema) -> RowCounts:
-        """Of the rows of a dataset."""
+        """Return the counts for the rows of a dataset with ``schema``."""
         return RowCounts(schema.row_weights, schema.sampled)
 
     def in_loss(self, labels: Tensor, extra: Tensor | None) -> Tensor | None:
-        """Factors [b] of the main task's loss; None where they are 1."""
+        """Return the factors [b] of the main task's loss; None where all of them are 1."""
         if self.sampled == BY_WEIGHTS:
             return self.in_figures(labels, extra)
         return self._row_weights(extra)
 
     def in_figures(self, labels: Tensor, extra: Tensor | None) -> Tensor | None:
-        """How many rows of the whole log each row [b] stands for; None where it is one."""
+        """Return how many rows of the whole log each row [b] stands for; None where each stands for itself."""
         weights, others = self._row_weights(extra), self.left_out(labels, extra)
         if weights is None:
             return others
         return weights if others is None else weights * others
 
     def left_out(self, labels: Tensor, extra: Tensor | None) -> Tensor | None:
-        """1 / w for rows without a click, 1 for the others; None where all rows are there. ``labels``: main ones."""
+        """Return 1 / w for rows without a click (main ``labels``), 1 for others; None if no rows were left out."""
         if not self.sampled or extra is None:
             return None
         return torch.where(labels > 0, 1.0, extra[:, -1].reciprocal())
 
     def offset(self, extra: Tensor | None) -> Tensor | None:
-        """What the logits [b] of the kept rows have on top of those of all rows; None where it is nothing."""
+        """Return what the logits [b] of the kept rows have on top of those of all rows; None where that is nothing."""
         if not self.sampled or self.sampled == BY_WEIGHTS or extra is None:
             return None
         return -extra[:, -1].log()
@@ -426,5 +441,5 @@ class RowCounts:
     def _row_weights(self, extra: Tensor | None) -> Tensor | None:
         if not self.row_weights or extra is None:
             return None
-        # Row weights are the last column, or the one in front of the shares of kept rows.
+        # Row weights are the last column, or the last but one where the shares of kept rows follow them.
         return extra[:, -2] if self.sampled else extra[:, -1]

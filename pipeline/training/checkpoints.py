@@ -48,15 +48,15 @@ from pipeline.training.settings import TrainingSettings
 from pipeline.training.step import StepExecutor
 from pipeline.training.train_metrics import MetricAccumulator
 
-# In the schedule's record: the parameters are averages, the weights that train are their state.
+# A key of the schedule's record: the saved parameters are averages, and the weights that train are in their state.
 AVERAGED = "averaged"
-# In the schedule's record, by parameter: the values with which training goes on, without the level: the last bias with
-# which the predictions of what is published add up to the clicks.
+# A key of the schedule's record, with values by parameter: the last bias that training continues with, from before it
+# was set to the level at which published predictions add up to the clicks.
 LEVEL = "level"
-# In the schedule's record: steps planned before, where those taken had other learning rates for that.
+# A key of the schedule's record: the steps planned before, if the learning rates of the steps taken depended on them.
 PLANNED = "planned"
-# The settings that fix a step's learning rates, together with the number of steps. These six are recorded for people;
-# of the schedule's record a resumed training reads only the three above.
+# The settings that, together with the number of steps, fix a step's learning rates. These six are recorded for people;
+# a resumed training reads only the three keys above.
 SCHEDULE = ("lr", "sparse_lr", "warmup_steps", "schedule", "decay_ratio", "min_lr_factor")
 log = logging.getLogger(__name__)
 
@@ -64,16 +64,19 @@ log = logging.getLogger(__name__)
 class Checkpoints:
     """The checkpoints of one training: ``resume`` from the newest, ``save`` where one is due and at the end.
 
-    What is published may differ from what trains: the average of the weights, and a last bias at the level of the
-    clicks. Only checkpoints that may be published have it, with the values to train on from beside it.
+    What is published may differ from what trains: it has the average of the weights, and a last bias at the level of
+    the clicks. Only checkpoints that may be published have these, together with the values that training continues
+    from.
 
     Attributes:
         checkpointer: Writes and restores.
         stopping: What validations have decided so far; None without validation rows.
-        retained: Names of those that may be published beside the last one; None: retention keeps the best alone.
-        order: Of this training's batches, which keeps the order that it began with.
-        ends_early: Resumed where the training now ends, which was not its end before.
-        planned: Steps planned before, where those taken had other learning rates for that.
+        retained: Names of the checkpoints that may be published besides the last one; None: retention keeps only the
+            best.
+        order: The order of this training's batches; a resumed training keeps the one that it began with.
+        ends_early: Whether the training was resumed at the step where it now ends, which was not its end before: its
+            length was changed. Early stopping is another matter (``stopping.stopped``).
+        planned: The steps planned before, if the learning rates of the steps taken depended on them.
     """
 
     def __init__(
@@ -108,7 +111,7 @@ class Checkpoints:
 
     @property
     def newest(self) -> str:
-        """Path of the newest committed checkpoint, '' where there is none."""
+        """Return the path of the newest committed checkpoint, '' where there is none."""
         return self.checkpointer.newest or ""
 
     @property
@@ -146,9 +149,9 @@ class Checkpoints:
         )
         check_length(train, saved_config, state.step, total, self.newest)
 
-        # 1. The position, and the state of everything that has one.
+        # 1. Restore the position, and the state of everything that has one.
         executor.steps = state.step
-        # Trainings of earlier releases have no such key: their order followed the dataset's own.
+        # Checkpoints of earlier releases have no shuffle key: their order followed the dataset's own key.
         self.order = replace(self.order, key=state.shuffle_key or self._dataset, lanes=state.lanes)
         set_table_steps(executor.model, state.step)
         schedule = executor.optimizers.schedule
@@ -170,7 +173,7 @@ class Checkpoints:
             elif line := length_line(train, saved_config, state.step, total, rows, schedule.cycle):
                 log.info("%s", line)
 
-        # 2. A training that has become longer or shorter goes on with the steps that it has taken.
+        # 2. Let a training that has become longer or shorter continue with the steps that it has taken.
         before = planned_before(train, saved_config, rows)
         self.planned = state.schedule.get(PLANNED)
         if self.planned is None and rates_differ(train, before, total, state.step, schedule.cycle):
@@ -188,19 +191,23 @@ class Checkpoints:
             )
         self.ends_early = state.step == total
         self._restore_trained_weights(state)
-        # The average has not begun yet: one in the state is of a training that was planned shorter and began too early.
+        # The average has not begun yet. One in the state comes from a training planned shorter, which began it earlier.
         average = executor.optimizers.average
         if average is not None and state.step < average.first:
             drop_averages(executor.optimizers.dense)
 
     def _restore_trained_weights(self, state: TrainState) -> None:
-        # Before the swap: the level belongs to the bias of a published average, which is still in the weights' place.
+        # Restores the bias before the swap: the level belongs to the bias of a published average, which is still in
+        # place.
         restore_last_bias(self.executor, state.schedule.get(LEVEL, {}))
         if state.schedule.get(AVERAGED) and self.executor.optimizers.average is not None:
             self.executor.optimizers.average.swap()
 
     def start_from(self, init: Artifact) -> None:
-        """Put what fits of checkpoint ``init`` in the place of initial values. Collective."""
+        """Replace initial values by the fitting parts of checkpoint ``init``. Collective.
+
+        Rows that are loaded are not marked as touched: the first checkpoint of a training holds all rows anyway.
+        """
         wanted, model, store = self.settings.checkpoint, self.checkpointer.model, self.checkpointer.store
         data = self.settings.data
         partition = {**asdict(PartitionConfig()), **init.config.get("partition", {})}
@@ -215,9 +222,9 @@ class Checkpoints:
             towers=self.executor.tower_features,
             order=self.executor.feature_order,
         )
-        # A validation before this training's average begins would be of the former training's.
+        # Drop the averages: a validation before this training's average begins would use those of the former training.
         drop_averages(self.executor.optimizers.dense)
-        # No id starts with the row of another one.
+        # A new id must not start with the row of another id.
         dataset = store.find(dataset_path(data.name, self._dataset, data.day))
         if dataset is not None:
             for table, rows in remapped_rows(store, init, dataset, data, wanted).items():
@@ -227,18 +234,18 @@ class Checkpoints:
             log.info("%s", "\n  ".join([f"starting from {init.path}", *allowed, *lines]))
 
     def load(self, path: str) -> None:
-        """Put tables and dense part of the checkpoint at ``path`` in place, no optimizer's state. Collective."""
+        """Load tables and dense part of the checkpoint at ``path``, without optimizer state. Collective."""
         self._restore(path, RestoreTarget(self.checkpointer.model.rows, dict(self.executor.dense), states=False))
 
     def go_back(self) -> None:
-        """Bring the best weights back, with the state of their optimizers; the position stays. Collective."""
+        """Restore the best weights and their optimizer state; the position stays. Collective."""
         assert self.best is not None
         model = self.checkpointer.model
         target = RestoreTarget(
             model.rows, model.dense, model.optimizer, touched=model.touched, on_point=self.checkpointer.on_point
         )
         self._restore_trained_weights(self._restore(f"{self.checkpointer.directory}/{self.best}", target))
-        # The next delta rests on a checkpoint of other rows.
+        # Mark all rows as touched, since the next delta is based on a checkpoint with other rows.
         model.touched.fill()
         set_table_steps(self.executor.model, self.executor.steps)
 
@@ -248,22 +255,22 @@ class Checkpoints:
         return restore(store, Artifact.from_json(path, artifact), target)
 
     def due(self, step: int) -> bool:
-        """Whether ``checkpoint.every_steps`` asks for one after ``step``; the same on every rank."""
+        """Whether ``checkpoint.every_steps`` asks for a checkpoint after ``step``; the same on every rank."""
         every = self.settings.checkpoint.every_steps
         return every is not None and step % every == 0
 
     def late(self) -> bool:
-        """Whether ``checkpoint.every_minutes`` have passed since the last one, by this rank's clock."""
+        """Whether ``checkpoint.every_minutes`` have passed since the last checkpoint, by this rank's clock."""
         minutes = self.settings.checkpoint.every_minutes
         return minutes is not None and time.monotonic() - self._last_saved >= 60 * minutes
 
     def save_and_stop(self, *, saved: bool) -> NoReturn:
         """End the run after a SIGTERM, with this step committed if the grace time is enough. Collective.
 
-        ``saved``: it is already.
+        ``saved``: this step's checkpoint has been taken already.
 
         Raises:
-            LaunchError: Always; it names the checkpoint that the next session continues from.
+            LaunchError: Always; it names the checkpoint that the next run continues from.
         """
         try:
             if not saved:
@@ -277,12 +284,12 @@ class Checkpoints:
         )
 
     def end_early(self) -> None:
-        """Take the last checkpoint of a training that was resumed where it ends now. Collective.
+        """Take the last checkpoint of a training that was resumed at its last step. Collective.
 
-        The one it was resumed from stays: a training that is made longer again goes on from there.
+        The checkpoint that it was resumed from stays, so that a training made longer again can continue from there.
         """
         path = self._redirect_last()
-        # An earlier session of the same length may have written it already.
+        # An earlier run of the same length may have written this checkpoint already.
         if path is None:
             return
         self.save(final=True)
@@ -290,8 +297,8 @@ class Checkpoints:
             log.info("training ends here; its last checkpoint is %s", path)
 
     def _recode_last(self, state: TrainState, saved_config: dict[str, Any]) -> None:
-        # Write a finished training's last checkpoint again where checkpoint asks for another coding. Collective.
-        # saved_config: the configuration that wrote it. It stays, since other artifacts name it.
+        # Writes a finished training's last checkpoint again if ``checkpoint`` asks for another coding. Collective.
+        # ``saved_config`` is the configuration that wrote it. The old checkpoint stays, since other artifacts name it.
         wanted = self.settings.checkpoint
         if same_coding(wanted, saved_config):
             return
@@ -303,8 +310,9 @@ class Checkpoints:
                 log.info("the last checkpoint was rewritten as %s with coding %s", path, coding_of(wanted))
 
     def _redirect_last(self) -> str | None:
-        # Have the last checkpoint written beside the directory of the others; None where it lies there already. The
-        # directory's name has the coding, so that no other coding replaces a checkpoint that artifacts name.
+        # Has the last checkpoint written to a sibling of the checkpoints' directory; returns None if it is there
+        # already. The directory's name includes the coding, so that no other coding replaces a checkpoint that
+        # artifacts name.
         directory = f"{self.checkpointer.directory}-{coding_of(self.settings.checkpoint)}"
         path = f"{directory}/{name_of(self.executor.steps)}"
         self.checkpointer.turn_to(directory)
@@ -316,16 +324,16 @@ class Checkpoints:
     def save(
         self, *, final: bool = False, best: bool = False, publishable: bool = False, grace: float | None = None
     ) -> None:
-        """Take a checkpoint of the executor's state; it is committed on return but for a plain one. Collective.
+        """Take a checkpoint of the executor's state. Only a plain one may be committed after the return. Collective.
 
         Args:
-            final: It is the result of the run.
-            best: It has the weights that the last validation found best, exact to the bit.
-            publishable: It may be published beside the last one, exact to the bit.
-            grace: Seconds in which it must be committed (TimeoutError).
+            final: Whether it is the result of the run.
+            best: Whether it has the weights that the last validation found best, which are stored exact to the bit.
+            publishable: Whether it may be published besides the last one; it is stored exact to the bit.
+            grace: Seconds within which it must be committed (TimeoutError).
         """
         exact = best or publishable
-        # 1. Put what is published in the place of what trains: first the level, which is that of the average.
+        # 1. Replace what trains by what is published. The level comes first: it is computed for the average.
         executor, step = self.executor, self.executor.steps
         unlevelled: dict[str, list[float]] = {}
         if (final or publishable) and self._sets_last_bias:
@@ -335,7 +343,7 @@ class Checkpoints:
         if average is not None:
             average.swap()
 
-        # 2. Save it, with what puts a resumed training back on its way.
+        # 2. Save it, together with what a resumed training needs to continue.
         schedule = {name: getattr(self.settings.train, name) for name in SCHEDULE}
         if average is not None:
             schedule[AVERAGED] = True
@@ -359,7 +367,7 @@ class Checkpoints:
             lanes=self.order.lanes,
             shuffle_key=self.order.key,
         )
-        # What retention must not remove yet.
+        # Hold the checkpoints that retention must not remove yet.
         held: list[str] = []
         if self.retained is not None:
             held = [name for name in self.retained if name != name_of(step)]
@@ -368,26 +376,26 @@ class Checkpoints:
         wait = final or exact or grace is not None
         self.checkpointer.save(state, final=final, exact=exact, held=held, wait=wait, timeout=grace)
 
-        # 3. Train on as before.
+        # 3. Restore the values that training continues with.
         restore_last_bias(executor, unlevelled)
         if average is not None:
             average.swap()
-        # One that was skipped (``when_busy=skip``) counts: the next one is due after the whole interval.
+        # A skipped checkpoint (``when_busy=skip``) counts too: the next one is due after a whole interval.
         self._last_saved = time.monotonic()
 
     def retained_paths(self) -> list[str]:
         """Return the retained checkpoints in the order of their steps; the last one is the training's last.
 
-        One that a ``gc`` has removed since the training ended is left out. Collective.
+        Checkpoints that a ``gc`` has removed since the training ended are left out. Collective.
         """
         store = self.checkpointer.store
-        # Without the last name: its checkpoint is ``newest``, which may lie in the directory of another coding.
+        # The last name is left out: its checkpoint is ``newest``, which may be in the directory of another coding.
         paths = [f"{self._directory}/{name}" for name in (self.retained or [])[:-1]]
         found = run_on_rank0("finding checkpoints", lambda: [path for path in paths if store.find(path) is not None])
         return [*found, self.newest]
 
     def figures(self, seconds: float) -> dict[str, Any]:
-        """``checkpoint`` of result.json for a session of ``seconds``."""
+        """Return ``checkpoint`` of result.json for a run of ``seconds``."""
         figures = self.checkpointer.figures
         return {
             "count": figures.count,
@@ -404,7 +412,7 @@ def _features_text(towers: dict[str, list[str]]) -> str:
 
 
 def _all_rng_states() -> Tensor | None:
-    # Every rank's torch.get_rng_state(), uint8 [world size, bytes], on rank 0, which writes it. Collective.
+    # Gathers every rank's torch.get_rng_state() on rank 0, which writes it: uint8 [world size, bytes]. Collective.
     state = torch.get_rng_state()
     if dist.get_world_size() == 1:
         return state[None]

@@ -32,15 +32,15 @@ from pipeline.training.model import DensePart
 from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor
 
-# The seconds of steps that must be left for a trial, which takes up to half a minute where nothing is gained.
+# A trial needs this many seconds of steps left: it takes up to half a minute, which is lost if compiling does not pay.
 SHORTEST = 600.0
-# A step's time is that of steps 10 to 20 of the session.
+# The time of a step is measured over steps 10 to 20 of the run.
 FIRST, TIMED = 10, 10
-# The passes run this often each way, in turn.
+# The passes are timed this many times each way, alternating.
 ROUNDS = 8
 # Compiling must save at least this many times its own time by the end of training.
 MARGIN = 2.0
-# Once it is compiled, it stays so where passes take at most this share of their former time.
+# A compiled dense part stays compiled if its passes take at most this share of their former time.
 WORTH = 0.98
 BACKEND = "inductor"
 FAILED = "it cannot be compiled here, as the log of a rank says"
@@ -56,31 +56,31 @@ class Timed:
     seconds: float
 
     def pays(self, steps: int) -> bool:
-        """Whether compiling saves enough within ``steps``."""
+        """Whether compiling saves enough time within ``steps``."""
         return (self.eager_ms - self.compiled_ms) / 1000 * steps > MARGIN * self.seconds
 
 
 class AutoCompile(Callback):
-    """Decides for one training, once, whether its dense part is compiled. All ranks alike.
+    """Decides once per training, and alike on all ranks, whether its dense part is compiled.
 
-    ``compiled``: the decision, which checkpoints keep; None: there is none yet, or ``train.compile`` is not auto.
-    ``batch``: samples of a step on this rank. The times are kept in ``store``.
+    ``compiled`` is the decision, which checkpoints keep; None: there is none yet, or ``train.compile`` is not auto.
+    ``batch`` is the number of samples of a step on this rank. The times are kept in ``store``.
     """
 
     def __init__(self, executor: StepExecutor, settings: ModelSettings, store: Store, batch: int) -> None:
         self._executor, self._settings, self._store, self._batch = executor, settings, store, batch
         self._part = executor.dense_part
-        # Layers that look at the batches of all ranks would wait for a rank whose compilation failed.
+        # A rank whose layers look at the batches of all ranks would wait for a rank whose compilation failed.
         meeting = dist.get_world_size() > 1 and bool(batch_norms(self._part.ranking))
         train = settings.train
-        # A rank without samples has nothing to time.
+        # With embedding hosts, the ranks without samples have nothing to time.
         meeting = meeting or self._part.workers is not None
         self._open = train.compile == AUTO and not train.cuda_graphs and not meeting and executor.can_recompile
         self.compiled: bool | None = None
         self._total, self._first, self._began = 0, 0, 0.0
 
     def on_start(self, total: int) -> None:
-        """Take the decision of the checkpoint, or that of an earlier training's times. Collective."""
+        """Take the decision from the checkpoint, or from the times of an earlier training. Collective."""
         self._total, self._first = total, self._executor.steps
         left = total - self._first
         if not self._open or left <= 0:
@@ -92,7 +92,7 @@ class AutoCompile(Callback):
             self._decide(known.pays(left), _timing_message(known, left))
 
     def on_step_end(self) -> None:
-        """After some of the first steps, time them, and try it where enough is left. Collective."""
+        """Time some of the first steps, then try compiling where enough steps are left. Collective."""
         taken = self._executor.steps - self._first
         if not self._open or taken not in (FIRST, FIRST + TIMED):
             return
@@ -107,7 +107,7 @@ class AutoCompile(Callback):
             self._open = False
             log.debug("torch.compile is not tried: %.0f s of training are left", seconds)
             return
-        # The slowest rank's times count, and one that cannot compile decides for all.
+        # The slowest rank's times count, and one rank that cannot compile decides for all.
         timed, times = trial(self._part, self._batch), [1.0, 0.0, 0.0, 0.0]
         if timed is not None:
             times = [0.0, *asdict(timed).values()]
@@ -121,12 +121,12 @@ class AutoCompile(Callback):
                 self._store.write_json(self._path(), {**self._machine(), "times": asdict(timed)})
             except (NightjarError, OSError) as error:
                 log.info("the times of torch.compile are not kept: %s", error)
-        # Compiling is paid for by now, so only the steps' own times are compared, unlike in ``Timed.pays``.
+        # Compiling has been paid for by now, so only the passes' own times are compared, unlike in ``Timed.pays``.
         self._decide(timed.compiled_ms <= WORTH * timed.eager_ms, _timing_message(timed, left))
 
     def _decide(self, compiled: bool, why: str) -> None:
         if compiled:
-            # Compile now, and not within a step: it may fail.
+            # Compile now and not within a step, because it may fail.
             works = warm(self._part, self._batch) is not None
             if largest(torch.tensor([float(not works)])).item():
                 compiled, why = False, FAILED
@@ -139,7 +139,7 @@ class AutoCompile(Callback):
         inputs = self._part.inputs
         assert inputs is not None
         made = {"batch": self._batch, "vectors": len(inputs.vectors), "dim": inputs.dim, "dense": len(inputs.dense)}
-        # Left out where it is 1, so that times kept before ``train.accumulate`` existed are still found.
+        # The key is left out where it is 1, so that times kept before ``train.accumulate`` existed are still found.
         if self._part.parts > 1:
             made["parts"] = self._part.parts
         model = {"model": asdict(self._settings.model), "dtype": str(self._part.dtype)}
@@ -153,10 +153,10 @@ class AutoCompile(Callback):
         }
 
     def _known(self) -> Timed | None:
-        # The times of an earlier training, as rank 0 reads them.
+        # Read the times of an earlier training on rank 0 and share them.
         record = None
         if dist.get_rank() == 0:
-            # Where there are no times, or none of use, they are measured again.
+            # Times that are missing or unusable are measured again.
             with suppress(NightjarError, OSError, KeyError, TypeError, ValueError, AttributeError):
                 times: dict[str, Any] = self._store.read_json(self._path())["times"]
                 record = asdict(Timed(**{name: float(value) for name, value in times.items()}))
@@ -165,7 +165,7 @@ class AutoCompile(Callback):
 
 
 def use(part: DensePart, compiled: bool) -> None:
-    """Have the ranking model of ``part`` run compiled from now on, or as it is."""
+    """Run the ranking model of ``part`` compiled from now on, or not."""
     ranking = part.ranking
     if not compiled:
         ranking._compiled_call_impl = None
@@ -174,7 +174,7 @@ def use(part: DensePart, compiled: bool) -> None:
 
 
 def warm(part: DensePart, batch: int) -> float | None:
-    """Compile ``part`` for ``batch`` samples; the seconds it takes. None where that fails, and the log says why."""
+    """Compile ``part`` for ``batch`` samples and return the seconds it takes; None where it fails, which is logged."""
     use(part, True)
     try:
         began = time.perf_counter()
@@ -182,7 +182,7 @@ def warm(part: DensePart, batch: int) -> float | None:
             _passes(part, batch)
         return time.perf_counter() - began
     except Exception as error:
-        # Compilers have errors of their own.
+        # Catch everything: compilers raise errors of their own.
         log.warning("torch.compile failed: %s: %s", type(error).__name__, " ".join(str(error).split("\n")[:2]))
         return None
 
@@ -207,7 +207,7 @@ def trial(part: DensePart, batch: int) -> Timed | None:
 
 @contextmanager
 def _undisturbed(part: DensePart) -> Iterator[None]:
-    # Passes within leave the random state and what layers keep of batches as they are.
+    # Passes inside change neither the random state nor the statistics that layers keep of batches.
     kept, devices = list(part.ranking.buffers()), set[torch.device]()
     for parameter in part.ranking.parameters():
         if not parameter.requires_grad:
@@ -225,7 +225,7 @@ def _undisturbed(part: DensePart) -> Iterator[None]:
 
 
 def _passes(part: DensePart, batch: int) -> float:
-    # Seconds of a step's forward and backward passes. Gradients are not kept, and no hook of a parameter runs.
+    # Return the seconds of a step's forward and backward passes. Gradients are not kept, and no parameter hook runs.
     inputs = part.inputs
     assert inputs is not None
     learning = [each for each in part.ranking.parameters() if each.requires_grad]
@@ -243,7 +243,7 @@ def _passes(part: DensePart, batch: int) -> float:
 
 
 def wait(device: torch.device) -> None:
-    """Until the device has done what it was asked; a CPU has."""
+    """Wait until the device has finished its queued work; a CPU has none."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -1,4 +1,4 @@
-"""The settings of a training out of a whole configuration, of which training itself knows these parts alone."""
+"""Selects the settings of a training from a whole configuration. Training itself knows only these parts."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from pipeline.training.settings import ModelSettings, PredictionSettings, Traini
 
 
 def select_model_settings(config: Config) -> ModelSettings:
-    """Return what builds a model."""
+    """Return the settings that build a model."""
     return ModelSettings(**_select_model(config))
 
 
 def select_training_settings(config: Config) -> TrainingSettings:
-    """Return what a training reads. Its checkpoints record all of ``config``, without secrets."""
+    """Return the settings that a training reads. Its checkpoints record all of ``config``, without secrets."""
     return TrainingSettings(
         **_select_model(config),
         checkpoint=config.checkpoint,
         debug=config.debug,
         limit_memory=config.launch.limit_memory,
-        # A later training compares its own configuration with all of this (``check_changes``).
+        # A later training compares its own configuration with this whole record (``check_changes``).
         record=recorded(config),
     )
 
 
 def select_prediction_settings(config: Config) -> PredictionSettings:
-    """Return what a prediction reads."""
+    """Return the settings that a prediction reads."""
     return PredictionSettings(**_select_model(config), global_batch=config.evaluate.global_batch)
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Adam(DenseOptimizer):
-    """Adam (Kingma and Ba, ICLR'15); AdamW (Loshchilov and Hutter, ICLR'19) where weight decay is asked for.
+    """Adam (Kingma and Ba, ICLR'15), or AdamW (Loshchilov and Hutter, ICLR'19) with weight decay.
 
     Two moments for each parameter; weight decay is decoupled from the gradient.
     """
@@ -30,7 +30,7 @@ class Adam(DenseOptimizer):
         import torch
 
         settings, betas = [group.settings() for group in groups], (self.beta1, self.beta2)
-        # One class for all groups: where the decay is 0, AdamW takes the same steps as Adam.
+        # All groups share one class: with a decay of 0, AdamW takes the same steps as Adam.
         if any(group.weight_decay for group in groups):
             return torch.optim.AdamW(settings, betas=betas, eps=self.eps, fused=True)
         return torch.optim.Adam(settings, betas=betas, eps=self.eps, fused=True)
@@ -93,7 +93,7 @@ ADAMW = AdamW()
 class DenseSgd(DenseOptimizer):
     """Gradient descent with momentum (Sutskever et al., ICML'13).
 
-    A velocity for each parameter; weight decay is added to the gradient. ``nesterov``: looks a step ahead.
+    A velocity for each parameter; weight decay is added to the gradient. ``nesterov`` looks one step ahead.
     """
 
     momentum: float = 0.9
@@ -106,7 +106,7 @@ class DenseSgd(DenseOptimizer):
         import torch
 
         settings = [group.settings() for group in groups]
-        # PyTorch refuses Nesterov's step without a momentum.
+        # PyTorch raises an error for Nesterov without momentum.
         nesterov = self.nesterov and self.momentum > 0
         return torch.optim.SGD(settings, momentum=self.momentum, nesterov=nesterov, fused=True)
 

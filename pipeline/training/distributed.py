@@ -31,24 +31,25 @@ from pipeline.models.layers.perceptron import BatchNorm, MaxNorm
 from pipeline.training.faults import Fault
 
 _FAILURE = "nightjar/failure/{}"
-# The number of trainings that this process has begun. Each leaves its failure under a key of its own.
+# The number of trainings that this process has begun. Each leaves its failure under its own key.
 _trainings = 0
 _PATIENCE = timedelta(minutes=30)
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
-# The group of all ranks, and that of ``side_group``.
+# The group of all ranks, and the side group made for it (``side_group``).
 _side: tuple[object, dist.ProcessGroup] | None = None
-# mallopt(3): M_MMAP_THRESHOLD, M_TRIM_THRESHOLD and M_TOP_PAD with their bytes.
+# mallopt parameters, with values in bytes: M_MMAP_THRESHOLD (-3), M_TRIM_THRESHOLD (-1) and M_TOP_PAD (-2).
 _MALLOC = {-3: 1 << 30, -1: (1 << 31) - 1, -2: 64 << 20}
-# Bytes of the heap that are asked for in large pages; the tensors of a step lie there.
+# Bytes of the heap that are requested in large pages; the tensors of a step lie there.
 _STEP = 512 << 20
 
 
 def connect(hardware: HardwareConfig, threads: int | None = None, *, one_machine: bool = True) -> torch.device:
     """Join the process group (gloo on CPU, NCCL on CUDA), set the threads and return this rank's device.
 
-    Rank and world size come from torchrun; without it this process is the only rank. The group stays up until
-    the process ends. ``threads``: of this rank (None: its share of the CPUs); ``one_machine``: the ranks of all hosts
-    run on this machine. ConfigError where the running ranks or devices differ from ``hardware``.
+    Rank and world size come from torchrun; without it this process is the only rank. The group stays up until the
+    process ends. ``threads`` is the number for this rank (None: its share of the CPUs); ``one_machine`` says that the
+    ranks of all hosts run on this machine. Raises ConfigError where the running ranks or devices differ from
+    ``hardware``.
     """
     ranks, role = hardware.hosts * hardware.ranks_per_host, hardware.device
     if hardware.embedding_hosts and int(os.environ.get("RANK", "0")) >= hardware.workers:
@@ -69,10 +70,10 @@ def connect(hardware: HardwareConfig, threads: int | None = None, *, one_machine
         # The default group exchanges embeddings, so its backend follows the device of the tables.
         backend = _BACKENDS[hardware.table_device]
         if "RANK" in os.environ:
-            # torchrun sets it.
+            # torchrun has set the variables that ``init_process_group`` reads.
             dist.init_process_group(backend, timeout=_PATIENCE)
         else:
-            # A lone rank listens as well, if only for itself.
+            # Even a single rank opens a listening socket, so keep it on the loopback interface.
             stay_on_loopback()
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         atexit.register(_disconnect)
@@ -89,28 +90,28 @@ _groups: dict[tuple[dist.ProcessGroup, int], dist.ProcessGroup] = {}
 
 
 def workers_of(hardware: HardwareConfig) -> Workers:
-    """The ranks that have samples. Collective when first called, which ``connect`` does."""
+    """Return the ranks that have samples. Collective at the first call, which ``connect`` makes."""
     if not hardware.embedding_hosts:
         return Workers(hardware.world_size, hardware.world_size)
     key = dist.distributed_c10d._get_default_group(), hardware.workers
     if key not in _groups:
         ranks = [*range(hardware.workers)]
-        # It reduces the dense part's gradients, so its backend follows the workers' device, not the tables'.
+        # This group reduces the dense part's gradients, so its backend follows the workers' device, not the tables'.
         _groups[key] = dist.new_group(ranks, backend=_BACKENDS[hardware.device], timeout=_PATIENCE)
     return Workers(hardware.workers, hardware.world_size, _groups[key])
 
 
 def _keep_freed_memory() -> None:
-    # Have glibc keep the memory that a step frees, for the tensors of the next step. By default it gives large pieces
-    # back to the kernel, which clears every page again on its first use: up to half of the time of a step of large
-    # batches (docs/measurements/planning.md). The peak stays: steps need the same tensors.
+    # Make glibc keep the memory that a step frees for the tensors of the next step. By default it returns large pieces
+    # to the kernel, which clears every page again on its next use: up to half of the step time with large batches
+    # (docs/measurements/planning.md). The peak stays the same, since steps need the same tensors.
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return
     for option, value in _MALLOC.items():
         libc.mallopt(option, value)
-    # Have the part of glibc's heap that comes next in pages of 2 MiB from its first use on, where Linux has some.
-    # Tensors of a step lie there. What none of them uses takes no memory.
+    # Request pages of 2 MiB for the next part of glibc's heap, where Linux has some. The tensors of a step lie there,
+    # and parts that none of them uses take no memory.
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return
     libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
@@ -129,7 +130,7 @@ def _disconnect() -> None:
 
 
 def side_group() -> dist.ProcessGroup:
-    """All ranks, for exchanges between CPUs beside those of a step; one for the process. Collective, at first."""
+    """Return a group of all ranks, one per process, for CPU exchanges beside a step. Collective at the first call."""
     global _side
     world = dist.group.WORLD
     if _side is None or _side[0] is not world:
@@ -138,22 +139,22 @@ def side_group() -> dist.ProcessGroup:
 
 
 def collective_device(device: torch.device) -> torch.device:
-    """``device`` where the group's backend reduces its tensors, else this rank's device: NCCL reduces on CUDA only."""
+    """Return ``device`` if the group's backend reduces its tensors, else this rank's: NCCL reduces on CUDA only."""
     able = dist.distributed_c10d._get_default_group()._device_types
     if not able or any(each.type == device.type for each in able):
         return device
-    # Without a number: the device this rank works on.
+    # A device without an index is the current device of this rank.
     kind = able[0].type
     return torch.device(kind)
 
 
 def add_up(values: torch.Tensor) -> torch.Tensor:
-    """The sum over all ranks, in place, of ``values`` on any device."""
+    """Sum ``values`` over all ranks in place, on any device, and return them."""
     return _reduced(values, dist.ReduceOp.SUM)
 
 
 def largest(values: torch.Tensor) -> torch.Tensor:
-    """The elementwise maximum over all ranks, in place, of ``values`` on any device."""
+    """Take the elementwise maximum of ``values`` over all ranks in place, on any device, and return them."""
     return _reduced(values, dist.ReduceOp.MAX)
 
 
@@ -170,15 +171,15 @@ def _reduced(values: torch.Tensor, op: dist.ReduceOp.RedOpType) -> torch.Tensor:
 
 
 def first_fault(fault: Fault | None) -> Fault | None:
-    """The smallest of the ranks' faults, of equal ones that of the lowest rank; None without any. Collective."""
+    """Return the smallest of the ranks' faults, the lowest rank's among equals; None without any. Collective."""
     faults = [Fault(*each) for each in all_gather_records(fault) if each]
-    # By pass and kind: the first value that was not finite is the cause of all later ones.
+    # Compare by pass and kind: the first value that was not finite caused all later ones.
     return min(faults, key=lambda each: each[:2], default=None)
 
 
 @contextmanager
 def shared_failure() -> Iterator[None]:
-    """Raise on every rank the NightjarError that one of them raises, in place of the broken connections it causes."""
+    """Raise on every rank the NightjarError that one of them raises, instead of the broken connections it causes."""
     global _trainings
     _trainings += 1
     try:
@@ -196,7 +197,7 @@ def shared_failure() -> Iterator[None]:
 
 
 def failure_left() -> NightjarError | None:
-    """What another rank has failed with in this training; None where none has, or none can be asked."""
+    """Return the error of another rank in this training; None where none failed, or the store cannot be reached."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return None
     store = dist.distributed_c10d._get_default_store()
@@ -206,7 +207,7 @@ def failure_left() -> NightjarError | None:
             return None
         return NightjarError.from_json(json.loads(store.get(key)))
     except RuntimeError:
-        # The rank that serves the store is gone too.
+        # The rank that serves the store has ended too.
         return None
 
 
@@ -226,26 +227,26 @@ class _SumOfRanks(torch.autograd.Function):
 
 @torch.compiler.disable
 def sum_of_ranks(values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """``values`` added up over the ranks of ``group`` (None: all), differentiably.
+    """Sum ``values`` over the ranks of ``group`` (None: all), differentiably.
 
-    Collective, in the backward pass too.
+    Collective, and in the backward pass too.
     """
     return cast(Tensor, _SumOfRanks.apply(values, group))
 
 
 @torch.compiler.disable
 def largest_of_ranks(values: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """The elementwise maximum over the ranks of ``group`` (None: all), in place. Collective where there are several."""
+    """Take the elementwise maximum over the ranks of ``group`` (None: all), in place. Collective for several ranks."""
     if dist.is_initialized() and dist.get_world_size(group) > 1:
         dist.all_reduce(values, dist.ReduceOp.MAX, group=group)
     return values
 
 
 def synchronise(ranking: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Have the layers of ``ranking`` that look at a whole batch look at that of all ranks of ``group`` (None: all)."""
+    """Make layers of ``ranking`` that look at a whole batch see the rows of all ranks of ``group`` (None: all)."""
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    # If a layer looked at the rows of its own rank alone, the model would depend on the number of ranks.
+    # A layer that looked only at the rows of its own rank would make the model depend on the number of ranks.
     for layer in ranking.modules():
         if isinstance(layer, BatchNorm):
             layer.combine = partial(sum_of_ranks, group=group)
@@ -254,7 +255,7 @@ def synchronise(ranking: nn.Module, group: dist.ProcessGroup | None = None) -> N
 
 
 def seed_step(seed: int, step: int) -> None:
-    """Make what this rank draws in training step ``step`` a function of (seed, rank, step): a resumed run draws alike.
+    """Seed the random draws of this rank in ``step`` by (seed, rank, step), so that a resumed run repeats them.
 
     Sets the global random state of all devices that this process uses.
     """
@@ -263,7 +264,7 @@ def seed_step(seed: int, step: int) -> None:
     if torch.cuda.is_initialized():
         torch.manual_seed(number)
     else:
-        # ``torch.manual_seed`` would take a millisecond a step to note from where it was called.
+        # ``torch.manual_seed`` would spend a millisecond per step on recording its caller.
         torch.default_generator.manual_seed(number)
 
 
@@ -271,10 +272,10 @@ SAVE, STOP = 1, 2
 
 
 class Agreement:
-    """In each step every rank submits a wish (0, SAVE or STOP) and gets the largest wish of the step before.
+    """Lets every rank submit a wish (0, SAVE or STOP) in each step, and returns the largest wish of the step before.
 
     The exchange runs beside the step on its own process group, so no step waits for it; all ranks act after the same
-    step. A SIGTERM becomes the wish STOP. A context manager, which restores the former handler.
+    step. A SIGTERM becomes the wish STOP. This is a context manager, which restores the former handler.
     """
 
     def __init__(self) -> None:
@@ -296,11 +297,11 @@ class Agreement:
             signal.signal(signal.SIGTERM, self._former)
 
     def saved(self) -> None:
-        """Record, on every rank, that a checkpoint was taken after this step, which grants the wishes in flight."""
+        """Record on every rank that a checkpoint was taken after this step, which grants the wishes in flight."""
         self._answered = True
 
     def step(self, save: bool) -> int:
-        """Submit this rank's wish at the end of a step; returns what all agree on: 0, SAVE or STOP."""
+        """Submit this rank's wish at the end of a step and return what all agree on: 0, SAVE or STOP."""
         wish = SAVE if save else 0
         if self._terminated.is_set():
             wish = STOP
@@ -310,7 +311,7 @@ class Agreement:
         if self._pending is not None:
             self._pending.wait()
             agreed = int(self._flag.item())
-            # It was asked for before the checkpoint that has just been taken.
+            # This wish was submitted before the checkpoint that has just been taken.
             if self._answered and agreed == SAVE:
                 agreed = 0
         self._answered = False

@@ -1,7 +1,7 @@
-"""What looks at the validation rows decide: which is the best, when the rates are lowered, when training stops.
+"""What validations decide: which weights are the best, when the rates are lowered, and when training stops.
 
-A function of the figures alone, which are the same on all ranks. Its state is plain data in every checkpoint, so a
-resumed training decides the same. No torch.
+Decisions depend only on the figures, which are the same on all ranks. The state is plain data in every checkpoint, so a
+resumed training decides the same. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 
 from pipeline.config.train import ValidateConfig
 
-# Looks at the validation rows in an epoch with ``train.validate.every_steps=auto``.
+# The number of validations in an epoch with ``train.validate.every_steps=auto``.
 LOOKS_PER_EPOCH = 4
 
 
 class StoppingDecision(Enum):
-    """What follows from a look. LOWER, STOP: the best weights come back. KEEP: these may be published, too."""
+    """What follows from a validation. LOWER and STOP restore the best weights; KEEP says these may be published too."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -29,9 +29,10 @@ class StoppingDecision(Enum):
 
 @dataclass(frozen=True)
 class ValidationResult:
-    """The figures of the validation rows after ``step``; ``train_ne``: of the last steps' rows, None where unknown.
+    """The figures of the validation rows after ``step``.
 
-    ``parts``: of the log loss, by blocks of rows; only the best look keeps them.
+    ``train_ne`` is the NE of the last steps' rows, None where unknown. ``parts`` are those of the log loss, by
+    blocks of rows; only the best look keeps them.
     """
 
     step: int
@@ -44,10 +45,11 @@ class ValidationResult:
 
 @dataclass
 class Stopping:
-    """The looks so far. ``since``: looks since the best one, or since the rates were lowered; ``drops``: how often.
+    """The looks (validations) so far, and what they decide.
 
-    ``start``: the look before the first step of a warm-started training, which is no candidate for the best. ``kept``:
-    the step whose checkpoint has the best weights, that of the best look or of the end of a training made longer since.
+    ``since`` counts looks since the best one, or since the rates were lowered; ``drops`` counts how often they were.
+    ``start`` is the look before the first step of a warm-started training, which is no candidate for the best. ``kept``
+    is the step whose checkpoint has the best weights: the best look's, or the end of a training made longer since.
     """
 
     config: ValidateConfig
@@ -61,12 +63,12 @@ class Stopping:
 
     @property
     def lr_scale(self) -> float:
-        """What both learning rates are multiplied with."""
+        """The factor of both learning rates."""
         return self.config.lr_factor**self.drops
 
     def decide(self, look: ValidationResult) -> StoppingDecision:
-        """Take in ``look``."""
-        # Without the parts of the loss: there are many of them, and this state is in every checkpoint.
+        """Take in the validation ``look`` and return what follows from it."""
+        # Drop the parts of the loss: there are many of them, and this state is in every checkpoint.
         self.looks.append(replace(look, parts=None))
         if self.best is None or self._is_better(look, self.best):
             self.best, self.since, self.kept = look, 0, look.step
@@ -85,7 +87,7 @@ class Stopping:
         return gain > self.config.min_delta
 
     def state(self) -> dict[str, Any]:
-        """The state as plain data; ``load`` takes it back."""
+        """Return the state as plain data; ``load`` takes it back."""
         best = start = None
         if self.best is not None:
             best = asdict(self.best)
@@ -102,7 +104,7 @@ class Stopping:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on with the looks of an earlier session; ``state``: empty for one without looks."""
+        """Continue with the looks of an earlier run; ``state`` is empty for one without looks."""
         if not state:
             return
         self.looks = [ValidationResult(**look) for look in state["looks"]]
@@ -119,8 +121,8 @@ class Stopping:
 
 
 def is_due(config: ValidateConfig, step: int, per_epoch: int, total: int) -> bool:
-    """Whether a training of ``total`` steps looks at the validation rows after ``step`` (from 1)."""
-    # Always after the last step, since the last weights may be the best ones.
+    """Whether a training of ``total`` steps validates after ``step`` (from 1)."""
+    # The last step is always validated, since its weights may be the best ones.
     if step == total:
         return True
     if isinstance(config.every_steps, int):
@@ -131,5 +133,5 @@ def is_due(config: ValidateConfig, step: int, per_epoch: int, total: int) -> boo
 
 
 def looks_after(config: ValidateConfig, step: int, per_epoch: int, total: int) -> Iterator[int]:
-    """The steps after ``step`` that have a look."""
+    """Yield the steps after ``step`` that have a look."""
     return (each for each in range(step + 1, total + 1) if is_due(config, each, per_epoch, total))

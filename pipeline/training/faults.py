@@ -1,4 +1,4 @@
-"""Finds the cause of a value that is not finite: the first part of the model with one, in the first forward pass."""
+"""Finds the cause of a value that is not finite: the first part of the model that has one, in the first pass."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class FaultFinder:
 
     @torch.no_grad()
     def check_forward(self, dense: Tensor, embeddings: Tensor, loss: Tensor) -> None:
-        """Look at a forward pass from ``dense`` [b, n] and ``embeddings`` [b, V, D] to ``loss``."""
+        """Check a forward pass from ``dense`` [b, n] and ``embeddings`` [b, V, D] to ``loss``."""
         self._passes += 1
         self._seen = dense, embeddings
         if loss.device.type != "cpu":
@@ -59,7 +59,7 @@ class FaultFinder:
             self._fault = self._named(self._passes, _bad_parts(dense, embeddings).tolist())
 
     def _mark(self, step: int, dense: Tensor, embeddings: Tensor, loss: Tensor) -> None:
-        # Kept on the device: the number of the first bad pass (0: none yet), and which parts were bad in it.
+        # Keep on the device the number of the first bad pass (0: none yet), and which parts were bad in it.
         parts = _bad_parts(dense, embeddings)
         if self._marks is None:
             self._marks = torch.zeros((), dtype=torch.int64, device=loss.device), torch.zeros_like(parts)
@@ -68,7 +68,7 @@ class FaultFinder:
         self._marks = torch.where(now, step, first), torch.where(now, parts, bad)
 
     def first(self) -> Fault | None:
-        """The first fault that this rank saw; None where every loss was finite."""
+        """Return the first fault that this rank saw; None where every loss was finite."""
         if self._fault is None and self._marks is not None and int(self._marks[0]):
             self._fault = self._named(int(self._marks[0]), self._marks[1].tolist())
         return self._fault
@@ -77,7 +77,7 @@ class FaultFinder:
         for (kind, part), is_bad in zip(self._names, bad, strict=True):
             if is_bad:
                 return Fault(step, kind, part)
-        # A second pass with hooks finds the layer: hooks in every step would read all outputs twice.
+        # A second pass with hooks finds the layer. Hooks in every step would read all outputs twice.
         assert self._seen is not None
         with _outputs(self._ranking) as layers:
             self._rank(*self._seen)
@@ -87,14 +87,14 @@ class FaultFinder:
 
 
 def _bad_parts(dense: Tensor, embeddings: Tensor) -> Tensor:
-    # Which inputs and which vectors are not finite: bool [n + V].
+    # Returns which inputs and which vectors are not finite: bool [n + V].
     return torch.cat([torch.isfinite(dense).all(0), torch.isfinite(embeddings).all(2).all(0)]).logical_not()
 
 
 @contextmanager
 def _outputs(model: nn.Module) -> Iterator[list[str]]:
-    # Collects the leaf layers, in order of execution, whose output is not finite; runs uncompiled, on this rank alone.
-    # That is in evaluation mode, in which no layer asks other ranks.
+    # Collects the leaf layers, in order of execution, whose output is not finite. The model runs uncompiled on this
+    # rank alone, in evaluation mode, in which no layer communicates with other ranks.
     bad: list[str] = []
 
     def look(name: str, module: nn.Module, given: object, output: object) -> None:

@@ -17,9 +17,10 @@ from pipeline.training.train_metrics import MetricAccumulator, Sums
 
 # NE must fall by this share of itself in ``window_steps`` steps to count as learning.
 LEAST_GAIN = 1e-4
-# Near the base rate NE falls slowly, by less than that a window: there it must fall by it in so many windows.
+# Near the base rate NE falls by less than LEAST_GAIN in a window, so there it only has to fall by that in PATIENCE
+# windows.
 NEAR, PATIENCE = 0.01, 4
-# The most windows between two judgements that cost something.
+# The most windows between two judgements that cost a pass over rows.
 LONGEST_WAIT = 16
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ def check_finite(sums: Sums, step: int, config: TrainConfig, fault: Callable[[],
 class GuardFigures:
     """How the model as it would be published does on some rows: NE, None for rows of one class; spread of its logits.
 
-    ``rows``: which they are, in words.
+    ``rows`` says in words which rows they are.
     """
 
     ne: float | None
@@ -59,14 +60,14 @@ class GuardFigures:
 class Collapse:
     """Stops a training whose predictions are all alike, or no better than the base rate and not on their way there.
 
-    Predictions of training steps have dropout's noise in them and come from batch statistics, so they only raise the
-    suspicion. The model as it evaluates decides, on validation rows where there are some, else on train rows. One that
-    is worse than the base rate goes on while the learning rates still rise, and while it becomes better: within
+    Predictions of training steps contain the noise of dropout and depend on batch statistics, so they only raise a
+    suspicion. The model in evaluation mode decides, on validation rows where there are some, else on train rows. A
+    model that is worse than the base rate may go on while the learning rates still rise, and while it improves: within
     ``window_steps``, or ``PATIENCE`` times as many where it is about as good as the base rate.
     """
 
     def __init__(self, config: TrainConfig, rising: int = 0) -> None:
-        """``rising``: steps in which the learning rates rise."""
+        """Start with the ``rising`` steps of the warm-up, in which the learning rates rise."""
         self._config, self._rising = config, rising
         self._begin()
 
@@ -74,17 +75,18 @@ class Collapse:
         guard = self._config.guard
         self._first = self._next = max(0, guard.collapse_after_steps - guard.window_steps)
         self._last, self._wait = 0, guard.window_steps
-        # Step and NE of each judgement.
+        # The step and NE of each judgement.
         self._known = list[tuple[int, float]]()
 
     def is_due(self, meter: MetricAccumulator, step: int, *, free: bool = False) -> bool:
         """Whether the last steps' predictions ask for a judgement of the model after ``step``; equal on all ranks.
 
-        ``free``: nothing speaks against one, because the model has just been looked at, or takes no more steps.
+        ``free``: a judgement costs nothing or is the last chance, because the model was just scored or takes no more
+        steps.
         """
         guard, window = self._config.guard, meter.window
         if step < self._last:
-            # The model began anew.
+            # The model was reset to initial values.
             self._begin()
         self._last = step
         earliest = self._first if free else self._next
@@ -101,7 +103,7 @@ class Collapse:
         Args:
             judged: The judgement.
             step: Steps that the model has taken.
-            last: It takes no more, so it cannot become better.
+            last: Whether the model takes no more steps, so that it cannot improve.
 
         Raises:
             GuardError: The predictions have collapsed, or the model does not learn.
@@ -116,7 +118,7 @@ class Collapse:
         if ne is not None:
             self._known.append((step, ne))
         if not alike and (ne is None or ne < guard.max_window_ne):
-            # Dropout, for one, keeps the suspicion up.
+            # Something else keeps up the suspicion, such as dropout's noise, so wait longer before the next judgement.
             self._wait = min(2 * self._wait, LONGEST_WAIT * guard.window_steps)
             return
         if step < guard.collapse_after_steps:
@@ -148,8 +150,8 @@ def check_layers(
 ) -> None:
     """Before a checkpoint, raise GuardError where a layer or its ``optimizer`` state is not finite. Collective.
 
-    An infinite moment freezes its weight for ever, though the weight itself stays finite. ``copy_rows`` of checkpoints
-    checks the tables while it copies their rows, which saves a pass over them.
+    An infinite moment freezes its weight for ever, though the weight itself stays finite. The tables need no check
+    here: ``copy_rows`` of checkpoints checks their rows while it copies them, which saves a pass.
     """
 
     def first_not_finite() -> str:
@@ -166,7 +168,7 @@ def check_layers(
     flag = torch.tensor([float(bool(found))], device=next(iter(dense.values())).device)
     if not add_up(flag).item():
         return
-    # All ranks raise: those without a fault would otherwise wait in the checkpoint's collectives.
+    # All ranks raise, because those without a fault would otherwise wait in the checkpoint's collectives.
     first, part = first_fault(Fault(step, LAYER, found) if found else None), "a layer"
     if first is not None:
         part = first.part

@@ -1,4 +1,4 @@
-"""Windows of lanes, decoded and mixed ahead by a pool of threads, in memory that is used again."""
+"""Decodes and mixes windows of lanes ahead of their use, in a pool of threads and in memory that is reused."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class DecodedRows:
 
     @classmethod
     def empty(cls, split: SplitReader, rows: int) -> DecodedRows:
-        """Memory for ``rows`` rows of ``split``."""
+        """Allocate memory for ``rows`` rows of ``split``."""
         floats = 1 + len(split.extra) + len(split.schema.dense)
         return cls(np.empty((floats, rows), np.float32), np.empty((len(split.single), rows), np.int32))
 
     def columns(self, extra: int) -> DecodedColumns:
-        """The same memory by column, ``extra`` of them between labels and dense ones."""
+        """Return views of this memory by column, with ``extra`` columns between the labels and the dense ones."""
         more = 1 + extra
         return DecodedColumns(self.floats[0], self.floats[more:], self.ids, self.ragged, self.floats[1:more])
 
 
 def no_rows(split: SplitReader) -> DecodedColumns:
-    """What a rank without a share of global batches takes of each: no rows, not even padding."""
+    """Return what a rank without a share takes of each global batch: no rows, not even padding."""
     block = DecodedRows.empty(split, 0)
     for column in split.multi:
         weights = np.empty(0, np.float32) if column.weighted else None
@@ -45,10 +45,10 @@ def no_rows(split: SplitReader) -> DecodedColumns:
 
 
 class LaneReader:
-    """The rows of global batches for one of ``world`` ranks, from (epoch, batch) ``start`` on; decodes only its lanes'.
+    """Reads the rows of global batches for one of ``world`` ranks, from (epoch, batch) ``start`` on; decodes its lanes.
 
     As many windows are decoded ahead as the rank has lanes, up to ``window_groups`` row groups. New memory for every
-    window would cost about as much time as decoding, since the system clears its pages.
+    window would cost about as much time as decoding, since the kernel clears its pages.
     """
 
     def __init__(
@@ -74,20 +74,20 @@ class LaneReader:
         self._spare: list[DecodedRows] = []
 
     def take(self, epoch: int, batch: int) -> tuple[DecodedColumns, int]:
-        """The rank's rows of a global batch, filled up with the first one, and how many there are without.
+        """Return the rank's rows of a global batch, padded with the first of them, and their number without padding.
 
-        A rank without rows is filled up with the global batch's first row. Call it batch after batch.
+        A rank without rows is padded with the global batch's first row. Call it for one batch after the other.
         """
-        # 1. Wait for the windows that this batch is the first to need, and have the next ones decoded.
+        # 1. Wait for the windows that this batch is the first to need, and submit the next ones.
         number = epoch * self._sampler.batches + batch
         self._submit()
         while self._pending and self._pending[0][0] <= number:
             _, decoding = self._pending.popleft()
-            # Submitted before the wait below, so that no thread idles.
+            # Submit before the wait below, so that no thread idles.
             self._submit()
             self._lanes.setdefault(decoding.window.lane, []).append((decoding.window, decoding.done.result()))
 
-        # 2. Copy rows [low, high) of each window that has some of them.
+        # 2. Copy rows [low, high) of each window that has some of this rank's rows.
         pieces, own = list[tuple[DecodedRows, int, int]](), self._sampler.owned(batch, self._rank, self._world)
         for take in self._takes(batch):
             for window, block in self._lanes[take.lane]:
@@ -97,8 +97,8 @@ class LaneReader:
         filled = DecodedRows.empty(self.split, -(-self._sampler.order.global_batch // self._world))
         _fill(filled, pieces)
 
-        # 3. Use the memory of windows again that no later batch needs. At the end of an epoch that is all of it: the
-        # next one has windows of its own, even where their rows are the same.
+        # 3. Release the memory of windows that no later batch needs. At the end of an epoch that is all of it: the next
+        # epoch has its own windows, even where their rows are the same.
         position, ended = (batch + 1) * self._sampler.quota, batch + 1 == self._sampler.batches
         for windows in self._lanes.values():
             while windows and (ended or windows[0][0].start + windows[0][0].rows <= position):
@@ -106,11 +106,11 @@ class LaneReader:
         return filled.columns(len(self.split.extra)), own
 
     def _schedule(self, epochs: int, start: tuple[int, int]) -> Iterator[tuple[int, Window]]:
-        # The windows that the rank needs, each with the number of the global batch that is the first to need it.
+        # Yields the windows that the rank needs, each with the number of the first global batch that needs it.
         (epoch, first), sampler = start, self._sampler
         last = sampler.batches - 1
         while epoch < epochs:
-            # In the last, short batch a rank may have no rows, and need another lane for its padding only.
+            # In the last, short batch a rank may have no rows, so it may need another lane only for its padding.
             own = {take.lane for take in self._takes(first)}
             late = {take.lane for take in self._takes(last)}
             windows = []
@@ -136,19 +136,19 @@ class LaneReader:
             self._pending.append((number, _Decoding(self, self._sampler, window, self._pool)))
 
     def block(self) -> DecodedRows:
-        """Memory for a window."""
+        """Return memory for a window, reused or new."""
         try:
             return self._spare.pop()
         except IndexError:
             return DecodedRows.empty(self.split, self._size)
 
     def release(self, block: DecodedRows) -> None:
-        """Take memory back."""
+        """Take back memory for later windows."""
         self._spare.append(block)
 
 
 class _Decoding:
-    """A ``window`` under way; ``done`` has its mixed rows. The thread with its last part mixes them."""
+    """A ``window`` that is being decoded; ``done`` gets its mixed rows. The thread with its last part mixes them."""
 
     def __init__(self, reader: LaneReader, sampler: BatchSampler, window: Window, pool: Executor) -> None:
         self._reader, self._sampler, self.window = reader, sampler, window
@@ -156,13 +156,13 @@ class _Decoding:
         self._lock = threading.Lock()
         self._raw: DecodedRows | None = None
         self._parts: dict[int, dict[str, Ragged]] = {}
-        # The first row of each part in the window's memory, and behind them the number of all rows.
+        # The first row of each part in the window's memory, followed by the number of all rows.
         self._at = list(accumulate((part.group.rows for part in window.parts), initial=0))
         for number in range(len(window.parts)):
             pool.submit(self.decode, number)
 
     def decode(self, number: int) -> None:
-        """Decode a part; errors are those of ``done``."""
+        """Decode a part; errors are passed to ``done``."""
         try:
             with self._lock:
                 if self._raw is None:
@@ -176,28 +176,28 @@ class _Decoding:
             if last:
                 self.done.set_result(self._mixed(raw))
         except BaseException as error:
-            # It is raised where the window is awaited.
+            # The error is raised where the window is awaited.
             with self._lock:
                 if not self.done.done():
                     self.done.set_exception(error)
 
     def _mixed(self, raw: DecodedRows) -> DecodedRows:
-        # By number: threads may have finished the parts in any order.
+        # Sort the parts by number, since threads may have finished them in any order.
         parts = [self._parts[number] for number in range(len(self._parts))]
-        # A new dict: the old one has the columns of the window that used this memory before.
+        # Make a new dict: the old one has the columns of the window that used this memory before.
         raw.ragged = {}
         for name in parts[0]:
             raw.ragged[name] = join_ragged([part[name] for part in parts])
         if not self._sampler.order.shuffle and self.window.rows == self._at[-1]:
-            # It is all of its row groups, in their order.
+            # The window is the whole of its row groups, in their order.
             return raw
-        # The lane may begin or end within a row group; then it has only some of its rows.
+        # The lane may begin or end within a row group, so a part may have only some of its group's rows.
         places = []
         for part, at in zip(self.window.parts, self._at, strict=False):
             places.append(np.arange(at + part.start, at + part.stop))
         rows, order = np.concatenate(places), self._sampler.mixed(self.window)
         shuffle, group_by = self._sampler.order.shuffle, self._sampler.order.group_by
-        # Validation and test rows are read by the same order without shuffling.
+        # Validation and test rows are read without shuffling, so their groups need not be kept together.
         if shuffle and group_by is not None:
             groups = raw.ids[self._reader.split.single.index(group_by)]
             order = keep_groups(order, groups[rows])
@@ -212,7 +212,7 @@ class _Decoding:
 
 
 def _fill(block: DecodedRows, pieces: list[tuple[DecodedRows, int, int]]) -> None:
-    # Copy the pieces' rows into block, one after the other, and the first of them into what is left.
+    # Copies the rows of the pieces into block, one after the other, and pads the rest with the first of them.
     at, rows = 0, block.floats.shape[1]
     for source, low, high in pieces:
         end = at + high - low

@@ -1,4 +1,4 @@
-"""Linear layers of a ranking model on a CPU: the compiled kernels' where the CPU has AVX-512, else oneDNN's products.
+"""Linear layers of a ranking model on a CPU: compiled kernels where the CPU has AVX-512, else oneDNN's products.
 
 PyTorch multiplies float32 by MKL, which reaches half of an AMD CPU's speed. oneDNN's kernels reach the peak of CPUs
 with AVX2 or AVX-512 (docs/measurements/engine.md). Sums are in another order than MKL's, so results agree up to
@@ -25,7 +25,7 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool) -> Tensor:
-        # Saved as rounded here: the backward pass multiplies by the same values as the forward pass.
+        # Save the rounded weight: the backward pass must multiply by the same values as the forward pass.
         kernel = weight.to(x.dtype)
         out = product(x, kernel, None if bias is None else bias.to(x.dtype))
         if relu:
@@ -45,7 +45,8 @@ class _Linear(torch.autograd.Function):
         if wanted[0]:
             for_x = product(grad, kernel.t(), None)
         if wanted[1]:
-            # grad.T @ x, as the product with fewer rows than columns: MKL is up to ten times as slow on the other one.
+            # Compute grad.T @ x as the product with fewer rows than columns: MKL can be ten times slower on the other
+            # one.
             for_weight = x.t().mm(grad).t() if x.shape[1] < grad.shape[1] else grad.t().mm(x)
             for_weight = for_weight.to(ctx.dtype)
         if sums is not None:
@@ -54,7 +55,7 @@ class _Linear(torch.autograd.Function):
 
 
 class _CompiledLinear(torch.autograd.Function):
-    """The same by the compiled kernels; ``weight`` and ``bias`` in float32, their gradients never rounded to bf16."""
+    """``_Linear`` by the compiled kernels; ``weight`` and ``bias`` are float32, and so are their gradients."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, relu: bool, kernels: Any) -> Tensor:
@@ -78,7 +79,7 @@ class _CompiledLinear(torch.autograd.Function):
 
 
 def _through(grad: Tensor, out: Tensor | None, *, summed: bool) -> tuple[Tensor, Tensor | None]:
-    # The gradient behind a ReLU whose output is out (None: there is none), and its sum over the batch.
+    # Returns the gradient of the input of a ReLU with output ``out`` (None: no ReLU), and its sum over the batch.
     if out is None and not summed:
         return grad, None
     kernels = load_kernels("steps")
@@ -95,7 +96,7 @@ def _through(grad: Tensor, out: Tensor | None, *, summed: bool) -> tuple[Tensor,
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x @ weight.T + bias by oneDNN; plain PyTorch where it lacks the kernel."""
+    """Compute x @ weight.T + bias by oneDNN, or by plain PyTorch where it lacks the kernel."""
     if not has_kernel(x.dtype):
         return nn.functional.linear(x, weight, bias)
     return cast(Tensor, torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))
@@ -104,7 +105,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def has_kernel(dtype: torch.dtype) -> bool:
     """Whether this PyTorch was built with oneDNN's fused linear layer, and this CPU has what it needs for ``dtype``.
 
-    oneDNN multiplies bf16 on CPUs with AVX-512, and raises an error on others.
+    oneDNN multiplies bf16 only on CPUs with AVX-512 and raises an error on others.
     """
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return False
@@ -112,7 +113,7 @@ def has_kernel(dtype: torch.dtype) -> bool:
 
 
 class CpuLinear(nn.Linear):
-    """A linear layer with the parameters of ``layer``, and ReLU if ``relu``; autocast decides the dtype."""
+    """A linear layer with the parameters of ``layer``, followed by ReLU if ``relu``; autocast decides the dtype."""
 
     def __init__(self, layer: nn.Linear, *, relu: bool) -> None:
         nn.Module.__init__(self)
@@ -121,7 +122,7 @@ class CpuLinear(nn.Linear):
         self.train(layer.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., in] -> [..., out]."""
+        """Map [..., in] to [..., out]."""
         dtype = x.dtype
         if torch.is_autocast_enabled("cpu"):
             dtype = torch.get_autocast_dtype("cpu")
@@ -132,7 +133,7 @@ class CpuLinear(nn.Linear):
         flat = x.reshape(-1, x.shape[-1]).to(dtype)
         kernels = load_kernels("linear")
         fits = kernels is not None and kernels.able[dtype == torch.bfloat16] and flat.stride(1) == 1
-        # The compiled kernels read raw memory, as contiguous float32 whatever it is.
+        # The compiled kernels read the parameters' memory as contiguous float32 without checking it.
         for parameter in (self.weight, self.bias):
             if parameter is not None:
                 fits = fits and parameter.dtype == torch.float32 and parameter.is_contiguous()
@@ -155,7 +156,7 @@ def use_cpu_kernels(model: nn.Module) -> None:
     if not has_kernel(torch.float32):
         return
     for parent in list(model.modules()):
-        # The name of the ReLU behind each layer. Only in a Sequential is it known what runs after what.
+        # Map each layer to the name of the ReLU that follows it. Only a Sequential says what runs after what.
         followed: dict[str, str] = {}
         if isinstance(parent, nn.Sequential):
             for name, following in pairwise(parent._modules):
@@ -165,5 +166,5 @@ def use_cpu_kernels(model: nn.Module) -> None:
             if type(child) is nn.Linear:
                 setattr(parent, name, CpuLinear(child, relu=name in followed))
                 if name in followed:
-                    # Replaced and not removed, so that the layers behind it keep their names.
+                    # The ReLU is replaced and not removed, so that the layers after it keep their names.
                     setattr(parent, followed[name], nn.Identity())

@@ -1,4 +1,4 @@
-"""The memory of a training: measured on a rank, watched against a host's limit, and the SSD tier behind it."""
+"""Measures the memory of a training on a rank, checks it against a host's limit, and opens the SSD tier's store."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from pipeline.store.artifacts import Store
 from pipeline.training.callbacks import Callback, IntervalRecord
 from pipeline.training.distributed import add_up, largest
 
-# A warning is logged where training takes more than this share of the limit.
+# Training logs a warning when it takes more than this share of the limit.
 WARN_SHARE = 0.9
-# Directory of a local store for the files of tables on tier ssd.
+# The directory of a local store that has the files of tables on tier ssd.
 SCRATCH = "scratch"
 log = logging.getLogger(__name__)
 
@@ -41,9 +41,9 @@ log = logging.getLogger(__name__)
 class MemoryMeter:
     """Largest bytes that this process has taken since the meter was made.
 
-    On CUDA those of PyTorch's allocator; on a CPU resident memory beyond that of the start (interpreter, libraries).
-    Memory that an earlier training in this process freed, or left as garbage, does not count as there at the start:
-    this one may reuse it.
+    On CUDA these are the bytes of PyTorch's allocator; on a CPU resident memory beyond that at the start (interpreter,
+    libraries). Memory that an earlier training in this process freed, or left as garbage, is not counted as taken at
+    the start, since this training may reuse it.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -51,16 +51,17 @@ class MemoryMeter:
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
             return
-        # What an earlier training left in cycles would be freed in the middle of this one, and hide as much.
+        # Collect reference cycles of an earlier training: freed in the middle of this one, they would hide as many
+        # bytes.
         gc.collect()
         give_back_freed()
         with contextlib.suppress(OSError):
-            # Without it, the peak is that of the process since its start.
+            # Reset the peak; without this it would be the peak since the process started.
             Path("/proc/self/clear_refs").write_text("5")
         self._start = status_bytes("VmRSS") or peak_rss()
 
     def peak(self) -> int:
-        """The most bytes taken so far; on a CPU beyond those that the process had at the start."""
+        """Return the most bytes taken so far; on a CPU beyond those at the start."""
         if self._device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self._device))
         return max((status_bytes("VmHWM") or peak_rss()) - self._start, 0)
@@ -69,8 +70,8 @@ class MemoryMeter:
 def give_back_freed() -> None:
     """Give freed memory that glibc keeps back to the system; takes milliseconds.
 
-    Training has glibc keep it for the next step (``distributed.connect``). Pieces never fit exactly, so the kept memory
-    grows slowly, by some hundred MiB at most.
+    Training makes glibc keep it for the next step (``distributed.connect``). Pieces never fit exactly, so the kept
+    memory grows slowly, by some hundred MiB at most.
     """
     # Only glibc has this function, and only glibc keeps memory because of ``connect``.
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
@@ -79,13 +80,13 @@ def give_back_freed() -> None:
 
 
 def peak_rss() -> int:
-    """Largest resident set of this process so far, in bytes."""
+    """Return the largest resident set of this process so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def status_bytes(key: str) -> int:
-    """The figure ``key`` of this process in bytes, such as VmRSS now and VmHWM at its largest; 0 where not on Linux."""
+    """Return the figure ``key`` of this process in bytes, such as VmRSS or VmHWM (its peak); 0 where not on Linux."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/self/status").read_text().splitlines():
             if line.startswith(f"{key}:"):
@@ -94,14 +95,14 @@ def status_bytes(key: str) -> int:
 
 
 class MemoryBudget(Callback):
-    """The limit of a host's ranks together: ``hardware.ddr_gib`` for each, that of the host nearest to its own.
+    """Checks the memory of a host's ranks, ``hardware.ddr_gib`` for each. Reports the host nearest its limit.
 
-    At every interval the PSS of a host's ranks is added up, in which memory that ranks share counts once: a warning
-    when the limit is nearly used up, then the end of the run. A memory cgroup (``launch/memory_cgroup.py``) keeps the
-    limit between intervals where the machine allows one. This check names the setting that is too small in time, and
-    it is the only one where no cgroup can be made.
+    Every interval it adds up the PSS of a host's ranks, which counts memory that ranks share once. It warns when the
+    limit is nearly used up, then ends the run. A memory cgroup (``launch/memory_cgroup.py``) enforces the limit between
+    intervals where the machine allows one. This check says in time which setting is too small, and it is the only one
+    where no cgroup can be made.
 
-    ``wanted``: ``launch.limit_memory``; auto limits plans with tables on SSD. ``measure``: bytes that this rank takes.
+    ``wanted`` is ``launch.limit_memory``; auto limits plans with tables on SSD. ``measure`` returns this rank's bytes.
     """
 
     def __init__(
@@ -110,16 +111,16 @@ class MemoryBudget(Callback):
         self.active = wanted == "always" or (wanted == "auto" and bool(plan.tables_on("ssd")))
         self._hardware, self._measure = hardware, measure
         self._limits: list[int] = []
-        # One for each host: embedding hosts may have more memory than workers.
+        # There is one limit per host: embedding hosts may have more memory than workers.
         for first_rank in range(0, hardware.world_size, hardware.ranks_per_host):
             self._limits.append(int(hardware.ddr_gib_of(first_rank) * GIB) * hardware.ranks_per_host)
         self.limit, self.peak, self._warned = self._limits[0], 0, False
 
     def on_interval(self, interval: IntervalRecord) -> None:
-        """Add ``host_memory_bytes`` of the host that takes most.
+        """Add ``host_memory_bytes`` of the host that takes the most.
 
         Raises:
-            GuardError: A host is over its limit; on all ranks.
+            GuardError: A host is over its limit; raised on all ranks.
         """
         if not self.active:
             return
@@ -127,7 +128,7 @@ class MemoryBudget(Callback):
         local = hardware.ranks_per_host
         host = dist.get_rank() // local
         hosts = torch.zeros(hardware.hosts, dtype=torch.float64)
-        # Reading PSS walks the page tables, so a reading that the SSD tier has just made is taken for this one.
+        # Reading PSS walks the page tables, so reuse a reading that the SSD tier has just made.
         used = interval.figures.get("pss_bytes") or self._measure()
         # Near this rank's share of the limit, freed memory that glibc keeps for later must not count.
         if used > WARN_SHARE * self._limits[host] / local:
@@ -157,7 +158,7 @@ class MemoryBudget(Callback):
     def _of(self, taken: int) -> str:
         text = f"{taken / GIB:.3g} of {self.limit / GIB:.3g} GiB of memory"
         count = self._hardware.ranks_per_host
-        # The limit here is that of a host, but the setting that the user knows is that of a rank.
+        # The limit here is per host, but the setting that the user knows is per rank.
         if count > 1:
             text += f" ({self.limit / count / GIB:g} GiB for each of {count} ranks)"
         return text
@@ -170,10 +171,10 @@ class MemoryBudget(Callback):
 
 @contextmanager
 def open_row_store(hardware: HardwareConfig, store: Store, plan: Plan) -> Iterator[RowStore | None]:
-    """The rows of the plan's tables on tier ssd that this rank has, closed at the end; None where the plan has none.
+    """Open this rank's rows of the plan's tables on tier ssd, until the end; None where the plan has none.
 
-    Where ``hardware.ssd_paths`` is empty, the files are in directory ``scratch`` of a local store.
-    ConfigError for paths that cannot be used, GuardError where a disk has no room.
+    Where ``hardware.ssd_paths`` is empty, the files are in directory ``scratch`` of a local store. Raises ConfigError
+    for paths that cannot be used, and GuardError where a disk has no room.
     """
     if not plan.tables_on("ssd"):
         yield None
@@ -191,19 +192,19 @@ def open_row_store(hardware: HardwareConfig, store: Store, plan: Plan) -> Iterat
 
 
 def log_shortcomings(row_store: RowStore | None) -> None:
-    """Log once, on rank 0, which features that make the tier fast the machine of any rank refuses. Collective."""
+    """Log once, on rank 0, which features for a fast SSD tier are missing on the machine of any rank. Collective."""
     if row_store is None:
         return
-    # Collective, so also where this rank's machine lacks nothing.
+    # The call is collective, so a rank whose machine lacks nothing makes it too.
     of_ranks = all_gather_records(row_store.shortcomings())
     if dist.get_rank() == 0:
-        # Ranks of one machine lack the same.
+        # Ranks of one machine report the same shortcomings.
         for what, advice in dict.fromkeys(map(tuple, chain(*of_ranks))):
             log.warning("%s; %s", what, advice)
 
 
 class SsdMeter(Callback):
-    """The figures of the SSD tier over all ranks, by interval and for the session. Collective; empty without it."""
+    """Reports the SSD tier's figures over all ranks, by interval and in total. Collective; empty without the tier."""
 
     def __init__(self, row_store: RowStore | None) -> None:
         self._row_store = row_store
@@ -223,7 +224,7 @@ class SsdMeter(Callback):
         interval.figures["pss_bytes"] = used
 
     def on_end(self, figures: dict[str, Any]) -> None:
-        """Add those of the session; ``peak_pss_bytes``: of the rank that used most memory."""
+        """Add the totals; ``peak_pss_bytes`` is that of the rank that used the most memory."""
         if self._row_store is None:
             return
         peak = largest(torch.tensor([self._peak], dtype=torch.float64)).item()
@@ -233,7 +234,7 @@ class SsdMeter(Callback):
 
 @contextmanager
 def naming_checkpoint(store: Store, directory: str) -> Iterator[None]:
-    """Add to a GuardError the newest checkpoint in ``directory``, which is intact whatever stopped the run."""
+    """Add the newest checkpoint in ``directory`` to a GuardError; it is intact whatever stopped the run."""
     try:
         yield
     except GuardError as error:
@@ -242,6 +243,6 @@ def naming_checkpoint(store: Store, directory: str) -> Iterator[None]:
             if saved:
                 newest = f"the last checkpoint, {saved[-1].path}, is intact"
         except Exception as fault:
-            # The message is about what stopped the run.
+            # A failure here must not replace the error that stopped the run.
             newest = f"its checkpoints cannot be listed now ({fault})"
         raise GuardError(f"{error.message}; {newest}", hint=error.hint) from error

@@ -1,4 +1,4 @@
-"""The trained module: sharded tables, the ranking model on top, and the loss; precision."""
+"""The trained module: sharded tables, the ranking model on top, the loss, and the precision."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ from pipeline.training.tasks import TaskLoss, join_labels
 TABLES = "collection"
 EVENT_TABLES = "event_tables"
 TOWERS = "towers"
-# The names of sequences' parameters start with this, in towers as well.
+# The names of sequences' parameters start with this prefix, with and without towers.
 HISTORIES = "head.histories."
 # The first compute capability with TF32.
 AMPERE = (8, 0)
@@ -58,10 +58,10 @@ Output = tuple[Tensor, Tensor, Tensor]
 class ClickModel(nn.Module):
     """forward(batch) -> (loss, (logits [b], labels [b], weights [b])); the tables are at path ``TABLES``.
 
-    With further tasks, logits and labels are [b, T], the main task's first. The tables take their ids straight from the
+    With further tasks, logits and labels are [b, T], the main task's first. The tables take their ids directly from the
     batch, so that TorchRec's pipeline can fetch them ahead. The dense part is at path ``head``, by which checkpoints
-    name its parameters. ``event_tables``: those of sequences, at path ``EVENT_TABLES``; a collection without tables is
-    left out.
+    name its parameters. ``event_tables`` are the tables of sequences, at path ``EVENT_TABLES``; a collection without
+    tables is left out.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class ClickModel(nn.Module):
         self.event_tables = event_tables
 
     def forward(self, batch: Batch) -> tuple[Tensor, Output]:
-        """The rank's loss as ``Batch`` defines it, and what metrics need."""
+        """Compute the rank's loss as ``Batch`` defines it, and what metrics need."""
         # TorchRec's pipeline traces this method to find the collections and their inputs, so they are called directly.
         pooled = looked_up = None
         if self.collection is not None:
@@ -85,7 +85,7 @@ class ClickModel(nn.Module):
 
     @property
     def paths(self) -> list[str]:
-        """The paths of its collections."""
+        """Return the paths of its collections."""
         return [path for path in (TABLES, EVENT_TABLES) if getattr(self, path) is not None]
 
 
@@ -98,20 +98,20 @@ class TowerClickModel(nn.Module):
         self.head = head
 
     def forward(self, batch: Batch, received: KeyedJaggedTensor | None = None) -> tuple[Tensor, Output]:
-        """As ``ClickModel``; ``received``: its ids from ``TowerEmbeddings.send``, where that was called ahead."""
+        """Compute as ``ClickModel`` does; ``received`` has the ids if ``TowerEmbeddings.send`` was called ahead."""
         embeddings = self.towers(batch.sparse, received, batch.weights, batch.lookups, batch.events)
         return self.head(embeddings, batch.dense, batch.labels, batch.weights, batch.extra, groups=batch.groups)
 
     @property
     def paths(self) -> list[str]:
-        """The paths of its collections."""
+        """Return the paths of its collections."""
         return [f"{TOWERS}.{path}" for path in (TABLES, EVENT_TABLES) if getattr(self.towers, path) is not None]
 
 
 class PooledEmbeddings(nn.Module):
-    """The features' embeddings in the schema's order, once exchanged; towers' outputs as they are.
+    """Joins the features' embeddings in the schema's order after their exchange; passes on towers' outputs unchanged.
 
-    [b, F, D], and where tables differ in width (not ``even``) [b, sum of widths]. A module, so that it takes hooks.
+    Gives [b, F, D], or [b, sum of widths] where tables differ in width (not ``even``). It is a module to take hooks.
     """
 
     def __init__(self, features: list[str], *, even: bool = True) -> None:
@@ -119,23 +119,23 @@ class PooledEmbeddings(nn.Module):
         self.features, self.even = features, even
 
     def forward(self, pooled: KeyedTensor | Tensor | None, separate: Mapping[str, Tensor] | None = None) -> Tensor:
-        """Join them; ``separate``: embeddings [b, w] of the features that ``pooled`` lacks."""
+        """Join them; ``separate`` has the embeddings [b, w] of features that ``pooled`` lacks."""
         if isinstance(pooled, Tensor):
             return pooled
         return feature_vectors(pooled, separate, self.features, even=self.even)
 
 
 class DensePart(DenseModel):
-    """The model behind the tables, as versions serve it, and the loss. Checkpoints name its parameters by ``head``.
+    """The model on top of the tables, as versions serve it, and the loss. Checkpoints name its parameters by ``head``.
 
     Args:
         ranking: The ranking model.
-        schema: Of the dataset.
-        dtype: What products are computed in; None: float32.
-        names: Of the embedding vectors, for messages; None: those of the schema's tables and sequences.
+        schema: The columns of the dataset.
+        dtype: The dtype of products; None: float32.
+        names: Names of the embedding vectors, for messages; None: those of the schema's tables and sequences.
         normalise: Normalises some of the dense features.
         train: Settings that regularise the loss.
-        project: Brings the tables' embeddings to one width, where they have several and do not come from towers.
+        project: Maps the tables' embeddings to one width, if they have several and do not come from towers.
         histories: Encodes the sequences of a flat model.
     """
 
@@ -152,15 +152,19 @@ class DensePart(DenseModel):
     ) -> None:
         super().__init__(ranking, normalise=normalise, project=project, dtype=dtype)
         self.histories = histories
+        # The sparse features, each of which gives a vector; several of them may share a table.
         self.tables = [column.name for column in schema.sparse]
-        # Where widths differ, the embeddings stay concatenated until ``project`` takes them.
+        # Joins what collections return, which is the argument ``pooled`` of ``forward``, in the schema's order.
+        # Embeddings of different widths stay concatenated until ``project`` takes them.
         self.pooled = PooledEmbeddings(self.tables, even=project is None)
 
         train = train or TrainConfig()
         self.smoothing = train.label_smoothing
         self.penalty = train.embedding_l2
+        # How many parts of a batch ``forward`` gives to ``compare``, one after the other.
         self.parts = train.accumulate
-        # Of the loss of clicks; above 0, ``extra`` has the teacher's logits behind the tasks' labels.
+        # The teacher's share in the loss of clicks; above 0, ``extra`` has the teacher's logits after the tasks'
+        # labels.
         self.teacher_share = 0.0
         self.tasks = len(schema.tasks)
         self.counts = RowCounts.of(schema)
@@ -172,13 +176,13 @@ class DensePart(DenseModel):
             names += [f"sequence {sequence.name!r}" for sequence in schema.sequences]
         self.faults = FaultFinder(schema.dense, names, ranking, self.compute_logits)
         self._embeddings: Tensor | None = None
-        # None: every rank has samples.
+        # None means that every rank has samples.
         self.workers: Workers | None = None
-        # None: the log loss alone.
+        # None means the log loss alone.
         self.rank_loss: RankLoss | None = None
-        # What the ranking model was built for.
+        # The inputs that the ranking model was built for.
         self.inputs: ModelInputs | None = None
-        # Whether a CUDA graph computes the logits, whose next replay writes over the outputs of this one.
+        # Whether a CUDA graph computes the logits; its next replay overwrites the outputs of this one.
         self.replayed = False
 
     def forward(  # type: ignore[override]
@@ -192,12 +196,12 @@ class DensePart(DenseModel):
         events: Sequence[Tensor] = (),
         groups: Tensor | None = None,
     ) -> tuple[Tensor, Output]:
-        """Compute the rank's loss, sum(weights * log loss), a ranking loss on top, and what metrics need.
+        """Compute the rank's loss, sum(weights * log loss) plus a ranking loss, and what metrics need.
 
         Args:
             pooled: Embeddings of the tables, or vectors [b, V, D] in order.
             dense: [b, n].
-            labels: [b], of the main task.
+            labels: Labels of the main task, [b].
             weights: [b]; 0 is padding.
             extra: See ``Batch``.
             looked_up: The embeddings of the tables of sequences.
@@ -205,15 +209,16 @@ class DensePart(DenseModel):
             groups: See ``Batch``.
 
         Returns:
-            The loss; logits in float32, labels and weights. Where rows without a click were left out, the loss is of
-            the logits that the rest has, the logits are those of all rows, and weights say for how many each stands.
+            The loss; logits in float32, labels and weights. Where rows without a click were left out, the loss uses the
+            logits of the kept rows, but the returned logits are those of all rows, and each weight is the number of
+            rows that a row stands for.
         """
         # 1. With embedding hosts, only the workers have samples, on the device of the ranking model.
         if self.workers is not None and pooled is not None and not isinstance(pooled, Tensor):
             if not self.workers.here:
                 if self.tasks and extra is not None:
                     labels = join_labels(labels, extra, self.tasks)
-                # A loss of no rows, through which the gradients of other ranks' rows reach this rank's tables.
+                # Use a loss of no rows, through which the gradients of other ranks' rows reach this rank's tables.
                 return pooled.values().sum(), (torch.zeros_like(labels), labels, weights)
             self.workers.averaged(pooled.values())
             device = next(self.ranking.parameters()).device
@@ -225,13 +230,13 @@ class DensePart(DenseModel):
             if groups is not None:
                 groups = groups.to(device, non_blocking=True)
 
-        # 2. The embeddings of features, and the vectors of sequences.
+        # 2. Compute the embeddings of features, and the vectors of sequences.
         taken = separate = None
         if looked_up is not None and self.histories is not None:
             taken = self.histories.take(looked_up, len(labels), events)
             separate = taken.pooled
         embeddings = self.pooled(pooled, separate)
-        # Towers penalise what their tables give.
+        # With towers, the penalty is applied where their tables give the embeddings.
         if self.penalty and not isinstance(pooled, Tensor):
             embeddings = penalised(embeddings, self.penalty * weights)
         if self.project is not None:
@@ -241,11 +246,13 @@ class DensePart(DenseModel):
             with torch.autocast(dense.device.type, self.dtype, enabled=self.dtype is not None):
                 sequences = self.histories(taken, events)
 
-        # 3. The logits and the loss; of a training with ``train.accumulate`` in parts, each with its backward pass.
+        # 3. The logits and the loss. With ``train.accumulate``, training computes them in parts, each with its backward
+        # pass.
         dense, vectors = self.ranking_inputs(dense, embeddings, sequences)
         self._embeddings = vectors.detach()
         if self.parts == 1 or not torch.is_grad_enabled():
             return self.compare(dense, vectors, labels, weights, extra, groups)
+        # ``groups`` are not needed: ``config.checks`` refuses a ranking loss here, since a part has only some rows.
         return accumulate(
             self.compare,
             split_rows(len(labels), self.parts),
@@ -264,7 +271,7 @@ class DensePart(DenseModel):
         extra: Tensor | None,
         groups: Tensor | None = None,
     ) -> tuple[Tensor, Output]:
-        """Run the ranking model on some rows and compare its logits with their labels; returns as ``forward``."""
+        """Run the ranking model on some rows and compute their loss; returns as ``forward``."""
         logits = self.rank(dense, vectors, weights > 0)
         if self.replayed:
             logits = logits.clone()
@@ -279,8 +286,8 @@ class DensePart(DenseModel):
         offset = self.counts.offset(extra)
         targets = labels
         if self.teacher_share and self.training and extra is not None:
-            # Log loss is linear in its target: of a mean of targets it is the mean of the losses. The teacher's logit
-            # is that of all rows, as the model's is.
+            # Log loss is linear in its target, so the loss for a mean of targets is the mean of the losses. The
+            # teacher's logit is that of all rows, and so is the model's.
             taught = extra[:, self.tasks]
             if offset is not None:
                 taught = taught + offset
@@ -299,7 +306,7 @@ class DensePart(DenseModel):
             if offset is not None:
                 sampled_logits = logits + offset
             loss = functional.binary_cross_entropy_with_logits(sampled_logits, targets, weights, reduction="sum")
-        # Collective: scores, for which ranks may work alone, need no loss.
+        # The ranking loss is collective, so scoring, in which ranks may work alone, must skip it.
         if self.rank_loss is not None and self.training:
             loss = loss + self.rank_loss(main_logits, main_labels, weights, groups)
         counted = self.counts.in_figures(main_labels, extra)
@@ -308,7 +315,7 @@ class DensePart(DenseModel):
         return loss, labels, weights
 
     def rank(self, dense: Tensor, embeddings: Tensor, real: Tensor) -> Tensor:
-        """Run the ranking model; ``real`` [b]: which rows are no padding, for the statistics of batch norms."""
+        """Run the ranking model; ``real`` [b] marks rows that are not padding, for statistics of batch norms."""
         for norm in self._batch_norms:
             norm.rows = real[:, None]
         return self.compute_logits(dense, embeddings)
@@ -322,18 +329,18 @@ class DensePart(DenseModel):
 
     @property
     def embeddings(self) -> Tensor:
-        """The vectors [B, F, D] of features and sequences of the last forward pass, in their order, detached."""
+        """Return the detached vectors [B, F, D] of features and sequences of the last forward pass, in their order."""
         assert self._embeddings is not None, "no forward pass yet"
         return self._embeddings
 
     def first_fault(self) -> Fault | None:
-        """This rank's first part that was not finite; None where every loss was finite."""
+        """Return this rank's first part that was not finite; None where every loss was finite."""
         return self.faults.first()
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype | None:
-    """The autocast dtype for ``train.precision``; None: float32. ConfigError for bf16 on a device that lacks it."""
-    # Whether bf16 is native: on CUDA from Ampere on, on a CPU with AVX512_BF16 or AMX. Others emulate it slowly.
+    """Return the autocast dtype of ``precision`` (None: float32). ConfigError for bf16 on a device that lacks it."""
+    # CUDA has native bf16 from Ampere on, a CPU with AVX512_BF16 or AMX. Other devices emulate it slowly.
     if device.type == "cuda":
         fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
@@ -348,7 +355,7 @@ def compute_dtype(precision: str, device: torch.device) -> torch.dtype | None:
 
 
 def use_tf32(precision: str, device: torch.device) -> None:
-    """Have this process's float32 products on CUDA round to TF32 with ``train.precision=tf32``, and no others.
+    """Make float32 products of this process on CUDA round to TF32 if and only if ``train.precision=tf32``.
 
     ConfigError where the device has no TF32.
     """
@@ -359,12 +366,15 @@ def use_tf32(precision: str, device: torch.device) -> None:
             hint="train.precision=fp32",
         )
     if device.type == "cuda":
-        # Set either way: an earlier training in this process may have set the other.
+        # Set it in both cases, since an earlier training in this process may have set the other one.
         torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
 
 
 def build(settings: ModelSettings, schema: DatasetSchema, device: torch.device, *, trained: bool) -> ClickModel:
-    """Build the unsharded flat model, its tables on the meta device; ``trained``: it is, and compiled if set so."""
+    """Build the unsharded flat model, its tables on the meta device.
+
+    ``trained``: whether it will take steps; if so, it is compiled where ``train.compile`` says so.
+    """
     meta = torch.device("meta")
     dim = settings.model.embedding_dim
     collection = build_collection(schema, settings.model, meta)
@@ -394,7 +404,7 @@ def build_towers(
     dim = settings.model.embedding_dim
     groups = make_groups(layout)
     local_schema = schema.with_vectors(layout.tower_hosts[groups.number].features)
-    # Weights travel with all ids or with none, so that every tower is weighted where one is.
+    # Weights travel with all ids or with none, so every tower is weighted if any column is.
     weighted = any(column.weighted for column in schema.sparse)
     collection = build_collection(local_schema, settings.model, meta, weighted=weighted)
     widths = _widths_of(settings.model, schema) | {sequence.name: dim for sequence in schema.sequences}
@@ -453,7 +463,7 @@ def build_dense_part(
     if trained and (graphs or settings.train.compile is True):
         ranking.compile(dynamic=False, mode="reduce-overhead" if graphs else None)
     elif trained and device.type == "cpu":
-        # Scores of files and of versions come from the plain layers.
+        # Only a trained model gets the kernels: scores of files and of versions come from the plain layers.
         use_cpu_kernels(ranking)
 
     normalise = None
@@ -498,12 +508,13 @@ def assemble(
     """Build and shard the configured model, flat or with towers. Collective.
 
     Args:
-        towers: None or flat: there are none.
+        towers: The result of the partition stage; None or flat: there are no towers.
+        trained: Whether the model will take steps; False for one that only scores, with rows of a checkpoint.
         row_store: The rows of the plan's tables on tier ssd.
-        whole: A flat model that is not trained gets all tables on every rank (``whole_tables``), whatever the plan.
+        whole: Whether a flat model that only scores has all tables on every rank (``whole_tables``), whatever the plan.
 
     Raises:
-        ConfigError: Device or plan lack what ``train`` asks for.
+        ConfigError: The device or the plan lacks what ``train`` asks for.
         PlanError: The plan does not fit.
     """
     hide_tracing_advice()
@@ -539,7 +550,7 @@ def assemble(
     local_schema = schema.with_vectors(layout.tower_hosts[model_of_rank.towers.groups.number].features)
     local_tables = {table.name for table in local_schema.tables}
     local_plan = replace(plan, tables={name: table for name, table in plan.tables.items() if name in local_tables})
-    # Towers' modules and sequences are not averaged over all ranks: the ranks of some hosts train them.
+    # Towers' modules and sequences are not averaged over all ranks, since only the ranks of some hosts train them.
     table_ranks = model_of_rank.towers.table_ranks(TOWERS)
     table_ranks = replace(table_ranks, unshared=(*table_ranks.unshared, HISTORIES))
     model = shard_model(model_of_rank, local_plan, model_of_rank.paths, device, rules, table_ranks, row_store=row_store)

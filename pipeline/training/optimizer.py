@@ -1,4 +1,4 @@
-"""The optimizers of a training: groups of parameters, clipping, LAMB, averages of weights, and all of them as one."""
+"""The optimizers of a training: parameter groups, clipping, LAMB, averages of weights, and all of them together."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from pipeline.training.lr_schedule import LRSchedule
 
 # Keys in the optimizer's state of a parameter.
 AVERAGE, COUNT = "average", "averaged"
-# Names of parameters that a message shows.
+# The number of parameter names that a message shows.
 _SHOWN = 12
 
 
 class DenseClip:
     """Scales the gradients of ``parameters`` so that their L2 norm is ``limit`` at most (Pascanu et al., ICML'13).
 
-    Call it once gradients are averaged over the ranks. ``towers``: a rank has gradients of its own towers' modules
-    only, so the squares are added up over all tower hosts; then the call is collective. Nothing waits for the device.
+    Call it after gradients are averaged over the ranks. With ``towers``, a rank only has gradients of its own towers'
+    modules, so the squares are added up over all tower hosts, and the call is collective. Nothing waits for the device.
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], limit: float, towers: TowerEmbeddings | None = None) -> None:
         self._limit, self._parameters = limit, list(parameters)
-        # By id: tensors compare value by value.
+        # Parameters are told apart by id, because tensors compare value by value.
         self._unshared: set[int] = set()
         self._counts = True
         if towers is not None:
@@ -58,7 +58,7 @@ class DenseClip:
         norm = get_total_norm(shared)
         if self._has_unshared:
             device = self._parameters[0].device
-            # In double precision: a norm that float32 holds may have a square that it does not.
+            # Add up squares in double precision: a norm that float32 can hold may have a square that it cannot.
             squares = get_total_norm(of_towers).to(device, torch.float64).square() * float(self._counts)
             dist.all_reduce(squares)
             norm = (norm.to(device, torch.float64).square() + squares).sqrt().float()
@@ -66,10 +66,10 @@ class DenseClip:
 
 
 def dense_groups(dense: Mapping[str, nn.Parameter], train: TrainConfig) -> list[ParameterGroup]:
-    """The groups of the parameters ``dense`` (``train.dense_groups``): those of no pattern first, then by pattern.
+    """Return the groups of the ``dense`` parameters: first those without a pattern, then one for each pattern.
 
-    Patterns are of names, and the first one that matches counts. ConfigError for a pattern that is left without a
-    parameter.
+    Patterns (``train.dense_groups``) match names, and the first one that matches counts. Raises ConfigError for a
+    pattern that gets no parameter.
     """
     members: dict[str, list[nn.Parameter]] = {pattern: [] for pattern in train.dense_groups}
     others: list[nn.Parameter] = []
@@ -106,19 +106,19 @@ def _unmatched(pattern: str, names: list[str], first: str) -> ConfigError:
 
 
 def steps_before(config: AverageConfig, total: int) -> int:
-    """Steps of a training of ``total`` steps after which the average takes in weights for the first time."""
+    """Return the steps of a training of ``total`` steps before the one after which the average first takes weights."""
     return min(math.ceil(config.start * total), max(total - 1, 0))
 
 
 class Average:
     """The average of ``parameters`` over the steps, a moving one or the plain mean (SWA: Izmailov et al., UAI'18).
 
-    It is part of the state of ``optimizer``, and so is the number of weights in a mean: checkpoints keep both, a
-    resumed training goes on with the same bits, and one that goes back to its best weights has the average of then.
+    The average and the number of weights in a mean are part of the state of ``optimizer``, so checkpoints keep both: a
+    resumed training continues with the same bits, and one that goes back to its best weights gets their average back.
 
-    Running statistics of batch norms, parameters without a gradient, are averaged alike: the last step's would belong
-    to other weights. That is PyTorch's ``AveragedModel(use_buffers=True)``. The paper's further pass over the rows
-    would have to be made wherever averaged weights are validated. ``total``: steps planned.
+    Running statistics of batch norms, which have no gradient, are averaged too, since the last step's would belong to
+    other weights. PyTorch's ``AveragedModel(use_buffers=True)`` does the same. The paper's extra pass over the rows
+    would be needed wherever averaged weights are validated. ``total`` is the number of steps planned.
     """
 
     def __init__(
@@ -129,25 +129,25 @@ class Average:
 
     @property
     def first(self) -> int:
-        """The training step (from 1) after which it takes in weights for the first time."""
+        """Return the training step (from 1) after which the average takes in weights for the first time."""
         return self._first + 1
 
     @torch.no_grad()
     def take(self, step: int) -> None:
-        """Take in the weights after training step ``step`` (from 0), where it is one of those that count."""
+        """Take in the weights after training step ``step`` (from 0), if the average counts this step."""
         past = step - self._first
         if past < 0 or past % self._config.every:
             return
-        # By the share of the current weights. In a mean it is larger for parameters that began to learn later.
+        # Group by the share of the current weights. In a mean it is larger for parameters that began to learn later.
         by_share: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
         for parameter in self._parameters:
             if parameter.grad is None and parameter.requires_grad:
                 continue
             state = self._optimizer.state[parameter]
-            # At the first step anew: a training that was planned shorter has begun its average too early.
+            # Start anew at the average's first step: a training that was planned shorter began its average too early.
             if AVERAGE not in state or not past:
                 state[AVERAGE], state[COUNT] = parameter.detach().clone(), 0
-            # Averages of older checkpoints have no number; it is that of a training that never went back.
+            # Averages of older checkpoints have no number; this is the number of a training that never went back.
             state[COUNT] = state.get(COUNT, past // self._config.every) + 1
             share = 1.0 - self._config.decay
             if self._config.kind == "swa":
@@ -160,7 +160,7 @@ class Average:
 
     @torch.no_grad()
     def swap(self) -> None:
-        """Exchange the weights with their averages, where there are any; again, and all is as before."""
+        """Exchange the weights with their averages, where there are any; a second call undoes it."""
         for parameter in self._parameters:
             average = self._optimizer.state[parameter].get(AVERAGE)
             if average is not None:
@@ -179,8 +179,8 @@ def drop_averages(optimizer: torch.optim.Optimizer) -> None:
 class LambSteps(torch.optim.Optimizer):
     """LAMB: r = corrected m / (sqrt(corrected v) + eps) + decay * w; w -= lr * |w| / |r| * r, by parameter.
 
-    You et al., ICLR'20, algorithm 2. The ratio is 1 where either norm is 0, as of a new bias. Vectors (biases, norms'
-    scales) are layers too.
+    You et al., ICLR'20, algorithm 2. The ratio |w| / |r| is 1 where either norm is 0, as for a new bias. Vectors
+    (biases, scales of norms) are layers too.
     """
 
     def __init__(self, groups: list[dict[str, Any]], betas: tuple[float, float], eps: float) -> None:
@@ -190,7 +190,8 @@ class LambSteps(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Apply the gradients."""
         for group in self.param_groups:
-            # The state is named as in PyTorch's Adam: snapshots look up the direction of the last steps by that name.
+            # The state has the names of PyTorch's Adam, since snapshots look up the direction of the last steps by
+            # these names.
             (beta1, beta2), decay = group["betas"], group["weight_decay"]
             parameters, gradients, means, squares = (list[Tensor]() for _ in range(4))
             corrections1, corrections2 = list[float](), list[float]()
@@ -233,9 +234,9 @@ class Optimizers:
     """What TorchRec's pipelines call: ``zero_grad`` before the backward pass, ``step`` after it.
 
     Tables learn inside the backward pass. Only data-parallel tables learn in ``step``, by ``tables`` (None without
-    any), as the dense part does by ``dense``. ``schedule``: the learning rates, over ``total`` planned steps.
-    ``towers``: their modules' gradients differ between the ranks. ``workers``: the ranks with samples (None: all).
-    ``before``: called before each step.
+    any), as the dense part does by ``dense``. ``schedule`` has the learning rates of the ``total`` planned steps. With
+    ``towers``, the gradients of their modules differ between the ranks. ``workers`` are the ranks with samples (None:
+    all). ``before`` is called before each step.
     """
 
     def __init__(
@@ -253,14 +254,16 @@ class Optimizers:
         if towers is not None:
             own = towers.unshared_parameters()
         if workers is not None and workers.remote:
-            # Only workers have gradients.
+            # With embedding hosts, only workers have gradients of the dense part.
             own = parameters
         self.dense = config.dense_spec.build(groups, own)
         self._rates = [group.lr for group in groups]
         self._clip = DenseClip(parameters, clip.dense_norm, towers) if clip.dense_norm is not None else None
         if clip.table_value is not None:
             clip_table_gradients(dmp, clip.table_value)
-        self._factor, self._step = 0.0, 0
+        # None: the kernels have the rates that they were built with, whatever the first step's factor is, 0 included.
+        self._factor: float | None = None
+        self._step = 0
         self.schedule = LRSchedule(config, total)
         self.before: Callable[[], None] | None = None
         self.average = Average(config.average, self.dense, parameters, total) if config.average.active else None
@@ -270,18 +273,19 @@ class Optimizers:
             self._parts.append(self.replicas)
 
     def set_step(self, step: int) -> float:
-        """Set the learning rates for training step ``step`` (from 0); returns ``train.lr`` times its factor."""
+        """Set the learning rates for training step ``step`` (from 0) and return ``train.lr`` times its factor."""
         self._step, factor = step, self.schedule.factor(step)
         for group, rate in zip(self.dense.param_groups, self.rates(step), strict=True):
             group["lr"] = rate
-        # Kernels keep their rate, which a restored checkpoint leaves alone, and to set it walks over all of them.
+        # Setting the tables' rate walks over all kernels, so do it only when the factor changes. Kernels keep their
+        # rate, since a restored checkpoint leaves it alone.
         if factor != self._factor:
             self._factor = factor
             set_sparse_lr(self._dmp, self._config.sparse_lr, factor)
         return self._config.lr * factor
 
     def rates(self, step: int) -> list[float]:
-        """The learning rates of the dense part's parameter groups in training step ``step``."""
+        """Return the learning rates of the dense part's parameter groups in training step ``step``."""
         factor = self.schedule.factor(step)
         return [rate * factor for rate in self._rates]
 
@@ -292,7 +296,7 @@ class Optimizers:
 
     def step(self) -> None:
         """Apply the gradients of the last backward pass."""
-        # In shared memory the mean over the ranks is taken only now, and it is the mean that is clipped.
+        # In shared memory the mean over the ranks is taken only now, and it must be taken before gradients are clipped.
         if self.before is not None:
             self.before()
         if self._clip is not None:
@@ -304,7 +308,7 @@ class Optimizers:
 
     def gather(self) -> None:
         """Bring the dense optimizer's whole state to rank 0, where the ranks share it. Collective."""
-        # Shampoo's optimizer has this method; with others, every rank has the state of all parameters.
+        # Only Shampoo's optimizer has this method; with others, every rank has the state of all parameters.
         gather = getattr(self.dense, "gather", None)
         if gather is not None:
             gather()

@@ -1,7 +1,7 @@
 """Row groups of a dataset's Parquet files as feature-major NumPy columns.
 
-Knows the dataset's layout (``records.DatasetSchema``) and nothing of batches, ranks or torch. From here on, ids are row
-numbers of tables: ingestion has mapped the ids of the log to them.
+This module knows the dataset's layout (``records.DatasetSchema``), but nothing of batches, ranks or torch. From here
+on, ids are row numbers of tables: ingestion has mapped the ids of the log to them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
 SCHEMA_FILE, PROFILE_FILE = "schema.json", "profile.json"
-# A teacher's logits of the rows of a split, and the column that they are read as.
+# The file with a teacher's logits for the rows of a split, and the name of the column that they are read as.
 SCORES, TEACHER_LOGIT = "scores.npy", "teacher_logit"
 
 
@@ -62,7 +62,7 @@ class Ragged:
     weights: np.ndarray | None
 
     def take(self, rows: np.ndarray) -> Ragged:
-        """Copies of the given ``rows``, in that order."""
+        """Return copies of the given ``rows``, in that order."""
         starts = self.offsets[rows]
         lengths = self.offsets[rows + 1] - starts
         offsets = np.concatenate([[0], np.cumsum(lengths)])
@@ -70,13 +70,13 @@ class Ragged:
         return Ragged(offsets, self.values[picks], None if self.weights is None else self.weights[picks])
 
     def cut(self, start: int, stop: int) -> Ragged:
-        """Rows [start, stop), in the same memory."""
+        """Return rows [start, stop) as views of the same memory."""
         first, end = self.offsets[start], self.offsets[stop]
         weights = None if self.weights is None else self.weights[first:end]
         return Ragged(self.offsets[start : stop + 1] - first, self.values[first:end], weights)
 
     def first(self, most: int) -> Ragged:
-        """All rows, each with its first ``most`` values at most."""
+        """Return all rows, each with at most its first ``most`` values."""
         lengths = np.diff(self.offsets)
         place = np.arange(self.offsets[-1] - self.offsets[0]) - np.repeat(self.offsets[:-1] - self.offsets[0], lengths)
         offsets = np.concatenate([[0], np.cumsum(np.minimum(lengths, most))])
@@ -88,7 +88,7 @@ class Ragged:
 class DecodedColumns:
     """Decoded rows, feature-major: labels [N], dense [n, N], single-valued ids [s, N] int32, ragged by feature name.
 
-    Columns of a sequence are ragged, too.
+    The columns of a sequence are ragged, too.
 
     ``extra`` [k, N] float32: labels of further tasks, NaN where missing; the teacher's logits, if there is one; then
     row weights and the shares of kept rows without a click, if the dataset has them.
@@ -102,9 +102,9 @@ class DecodedColumns:
 
 
 def take_each(columns: DecodedColumns, picks: list[np.ndarray]) -> list[DecodedColumns]:
-    """For each of ``picks`` copies of those rows, in that order; all of them lie in one piece of memory.
+    """Return, for each of ``picks``, copies of those rows in that order; all of them share one allocation.
 
-    Column after column, so that each stays in the cache while it is read at random.
+    Copies one column after the other, so that each stays in the cache while it is read at random.
     """
     more = 1 + len(columns.extra)
     floats = _blocks(np.float32, more + len(columns.dense), picks)
@@ -132,7 +132,7 @@ def _blocks(kind: type, columns: int, picks: list[np.ndarray]) -> list[np.ndarra
 
 
 def join(parts: list[DecodedColumns]) -> DecodedColumns:
-    """The rows of all ``parts``, one after the other."""
+    """Concatenate the rows of all ``parts``."""
     joined, ragged = dict[str, np.ndarray](), dict[str, Ragged]()
     for kind in ("labels", "dense", "single", "extra"):
         joined[kind] = np.concatenate([getattr(part, kind) for part in parts], axis=-1)
@@ -142,7 +142,7 @@ def join(parts: list[DecodedColumns]) -> DecodedColumns:
 
 
 def join_ragged(parts: list[Ragged]) -> Ragged:
-    """The rows of all ``parts``, one after the other."""
+    """Concatenate the rows of all ``parts``."""
     lengths, values, weights = list[np.ndarray](), list[np.ndarray](), list[np.ndarray]()
     for part in parts:
         lengths.append(np.diff(part.offsets))
@@ -150,7 +150,7 @@ def join_ragged(parts: list[Ragged]) -> Ragged:
         if part.weights is not None:
             weights.append(part.weights)
     offsets = np.concatenate([[0], np.cumsum(np.concatenate(lengths))])
-    # Parts are of one column, so all of them have weights, or none.
+    # All parts belong to one column, so either all of them have weights or none.
     return Ragged(offsets, np.concatenate(values), np.concatenate(weights) if weights else None)
 
 
@@ -160,7 +160,7 @@ class SplitReader:
     ``groups_read`` counts decoded groups. Raises ArtifactError for a file that cannot be read, PassingError where the
     store does not answer after several tries, and GuardError for a row number outside its table.
 
-    ``teacher``: an artifact whose ``scores.npy`` has a teacher's logit for each row of the split, in order.
+    ``teacher`` is an artifact whose ``scores.npy`` has a teacher's logit for each row of the split, in order.
     """
 
     def __init__(self, store: Store, dataset: Artifact, split: str, teacher: Artifact | None = None) -> None:
@@ -193,7 +193,7 @@ class SplitReader:
         self._table_rows = {column.name: column.rows for column in schema.id_columns}
 
     def _read_scores(self, teacher: Artifact) -> Any:
-        # On a disk of this host, pages are read as they are needed.
+        # A local file is mapped, so its pages are read only when they are needed.
         self.store.verify(teacher, SCORES)
         path = f"{teacher.path}/{SCORES}"
         if self.store.is_local:
@@ -209,8 +209,8 @@ class SplitReader:
         return scores
 
     def allocate(self, rows: int) -> DecodedColumns:
-        """Empty columns for ``rows`` rows; ragged ones come with the rows that are read."""
-        # Not cleared: ``read`` writes every value.
+        """Allocate columns for ``rows`` rows; ragged columns are added with the rows that are read."""
+        # The memory is not cleared, since ``read`` writes every value.
         return DecodedColumns(
             labels=np.empty(rows, np.float32),
             dense=np.empty((len(self.schema.dense), rows), np.float32),
@@ -220,9 +220,9 @@ class SplitReader:
         )
 
     def read(self, group: RowGroup, into: DecodedColumns, at: int) -> dict[str, Ragged]:
-        """Decode ``group`` into rows [at, at + group.rows) of ``into``; returns its multi-valued columns."""
+        """Decode ``group`` into rows [at, at + group.rows) of ``into`` and return its multi-valued columns."""
         schema = self.schema
-        # The teacher's logits lie beside the dataset, by row of the split.
+        # The teacher's logits are stored outside the Parquet files, by row of the split.
         stored = [name for name in self.extra if name != TEACHER_LOGIT]
         names = [LABEL, *schema.dense, *(column.name for column in schema.sparse)]
         names += [weight_column(column.name) for column in self.multi if column.weighted]
@@ -255,12 +255,13 @@ class SplitReader:
                         f"{group.index}",
                         hint="nightjar ingest with force=true writes the dataset again",
                     )
-                # All columns share one array of offsets, which saves memory: windows are kept for many batches.
+                # The columns of a sequence share one array of offsets, which saves memory: windows are kept for many
+                # batches.
                 ragged[name] = replace(events, offsets=offsets)
         return ragged
 
     def column(self, name: str) -> np.ndarray:
-        """A whole float column of the split in row order, for example its labels; float32 [rows]."""
+        """Return a whole float column of the split in row order, such as its labels; float32 [rows]."""
         parts = [_flat(self._table(group, [name]), name) for group in self.groups]
         return np.concatenate(parts).astype(np.float32) if parts else np.empty(0, np.float32)
 
@@ -268,7 +269,7 @@ class SplitReader:
         """Number the ids of a single-valued ``feature`` of held-out rows.
 
         Ids without a table row are told apart by the hashes that the dataset keeps of them, so the numbers follow from
-        the ids of the log. Ids that a mapping without a vocabulary gives the same row have the same number.
+        the ids of the log. Ids that a mapping without a vocabulary maps to the same row have the same number.
 
         Returns:
             int64 [rows], from 0 on; -1 where a row has no id.
@@ -287,11 +288,11 @@ class SplitReader:
         return numbers
 
     def labels(self) -> dict[str, np.ndarray]:
-        """The labels of all rows by further task, float32 [rows], NaN where missing."""
+        """Return the labels of all rows by further task, float32 [rows], NaN where missing."""
         return {task.name: self.column(task_column(task.name)) for task in self.schema.tasks}
 
     def spread(self, most_rows: int) -> None:
-        """Keep row groups, evenly spread, of about ``most_rows`` rows in all."""
+        """Keep only some row groups, evenly spread, with about ``most_rows`` rows in all."""
         if self.rows <= most_rows:
             return
         count = max(1, len(self.groups) * most_rows // self.rows)
@@ -299,7 +300,7 @@ class SplitReader:
         self.rows = sum(group.rows for group in self.groups)
 
     def row_weights(self) -> np.ndarray | None:
-        """How many rows each row counts for in figures, float32 [rows]; None where every one counts for itself."""
+        """Return how many rows each row counts for in figures, float32 [rows]; None where each counts as one."""
         own = self.column(ROW_WEIGHT) if self.schema.row_weights else None
         if not self.schema.sampled:
             return own
@@ -312,19 +313,19 @@ class SplitReader:
         return counted_for(own, self.column(LABEL), rates)
 
     def counted_for(self, columns: DecodedColumns) -> np.ndarray | None:
-        """The same of decoded rows."""
+        """Return ``row_weights`` for the decoded rows ``columns``."""
         if not self.schema.counted:
             return None
         own = np.ones(len(columns.labels), np.float32)
         if not self.schema.sampled:
             return columns.extra[-1] if self.schema.row_weights else own
-        # The shares of kept rows are the last column, and row weights in front of it.
+        # The shares of kept rows are the last column, preceded by the row weights.
         if self.schema.row_weights:
             own = columns.extra[-2]
         return counted_for(own, columns.labels, columns.extra[-1])
 
     def task_starts(self) -> list[float]:
-        """The logit of each further task's mean label in the dataset's profile."""
+        """Return the logit of each further task's mean label in the dataset's profile."""
         if PROFILE_FILE not in self.dataset.files:
             return [0.0] * len(self.schema.tasks)
         known = self.store.read_json(f"{self.dataset.path}/{PROFILE_FILE}").get("tasks") or {}
@@ -332,45 +333,45 @@ class SplitReader:
         for task in self.schema.tasks:
             profile, start = known.get(task.name), 0.0
             if profile:
-                # The mean is that of the rows with a label of this task.
+                # The profile's mean is over the rows with a label for this task.
                 rows = round(self.rows * (1 - profile["missing_share"]))
                 start = LABEL_KINDS.get(task.kind).start(profile["mean"], rows)
             starts.append(start)
         return starts
 
     def base_rate(self) -> float | None:
-        """The click rate of the split in the dataset's profile, before rows were left out; None without one."""
+        """Return the split's click rate in the dataset's profile, before rows were left out; None if it has none."""
         if PROFILE_FILE not in self.dataset.files:
             return None
         profile = self.store.read_json(f"{self.dataset.path}/{PROFILE_FILE}")
         rate = profile.get("label_rate", {}).get(self.split)
-        # ``base_rate`` is that of all rows of the log; ``label_rate`` of train rows only counts the kept ones.
+        # ``base_rate`` is over all rows of the log, while ``label_rate`` of the train rows only counts the kept ones.
         if self.split == "train":
             rate = profile.get("base_rate", rate)
         return None if rate is None else float(rate)
 
     def true_probability(self) -> np.ndarray | None:
-        """The probability each label was drawn from, float32 [rows]; None where the dataset does not have it."""
+        """Return the probability that each label was drawn from, float32 [rows]; None if the dataset lacks it."""
         return self.column(TRUE_PROBABILITY) if self.schema.true_probability else None
 
     def raw(self, group: RowGroup, features: list[str]) -> dict[str, np.ndarray]:
-        """Read numbers before their transform, of the rows of a held-out ``group``.
+        """Read numbers as they were before their transform, for the rows of a held-out ``group``.
 
         Args:
-            features: Those whose raw numbers the dataset keeps (``raw`` in its transforms.json).
+            features: The features whose raw numbers the dataset keeps (``raw`` in its transforms.json).
 
         Returns:
-            By feature, float64 [rows], NaN where missing.
+            Arrays by feature, float64 [rows], NaN where missing.
         """
         columns = list(map(raw_column, features))
         table = self._table(_beside(RAW, group), columns)
         return {name: _flat(table, column) for name, column in zip(features, columns, strict=True)}
 
     def unseen(self, group: RowGroup, features: list[str]) -> dict[str, np.ndarray]:
-        """Hashes (uint64) of the ids without a table row, of the rows of a held-out ``group``; 0 for the other ids.
+        """Read the hashes (uint64) of ids without a table row, for the rows of a held-out ``group``; 0 for other ids.
 
-        One for each lookup: [rows], of a multi-valued feature as many as its ``values``. ``features``: those whose
-        hashes the dataset keeps (``unseen`` in its transforms.json).
+        There is one hash per lookup: [rows], or for a multi-valued feature as many as its ``values``. ``features`` are
+        those whose hashes the dataset keeps (``unseen`` in its transforms.json).
         """
         table = self._table(_beside(UNSEEN, group), list(map(unseen_column, features)))
         hashes = {}
@@ -386,7 +387,7 @@ class SplitReader:
         try:
             table = retried(lambda: self._decoded(group, names), f"reading {where}")
         except Exception as error:
-            # If the store did not answer, the dataset may well be intact, and ingesting it again would not help.
+            # If the store did not answer, the dataset may be intact, and ingesting it again would not help.
             passing = explained(error)
             if passing is not None:
                 raise passing from error
@@ -395,7 +396,7 @@ class SplitReader:
             raise ArtifactError(
                 f"{where} cannot be read: {error}", hint="nightjar ingest with force=true writes the dataset again"
             ) from error
-        # pyarrow leaves out columns that a file lacks.
+        # pyarrow silently skips requested columns that a file lacks.
         missing = [name for name in names if name not in table.column_names]
         if missing or table.num_rows != group.rows:
             raise ArtifactError(
@@ -418,7 +419,7 @@ class SplitReader:
             opened as source,
             pq.ParquetFile(source, metadata=footer, memory_map=local, pre_buffer=not local) as file,
         ):
-            # One thread: several row groups are decoded at the same time already, and the step needs the other CPUs.
+            # Decode with one thread: several row groups are decoded at once already, and the step needs the other CPUs.
             table = file.read_row_group(group.index, columns=names, use_threads=False)
             with self._lock:
                 self._footers.setdefault(group.file, file.metadata)
@@ -427,7 +428,7 @@ class SplitReader:
 
     def _ragged(self, table: pa.Table, name: str, weighted: bool, group: RowGroup) -> Ragged:
         lists = _array(table.column(name))
-        # Offsets of a slice do not begin at 0.
+        # The offsets of a slice do not begin at 0.
         offsets = lists.offsets.to_numpy().astype(np.int64)
         values = lists.values.to_numpy()[offsets[0] : offsets[-1]].astype(np.int32, copy=False)
         self._check(name, values, group, offsets - offsets[0])
@@ -450,7 +451,7 @@ class SplitReader:
             return
         row = at = int(np.argmax((ids < 0) | (ids >= rows)))
         if offsets is not None:
-            # From the right: rows without a value have the same offset as the row behind them.
+            # Search from the right, because rows without a value have the same offset as the row after them.
             row = int(np.searchsorted(offsets, at, side="right")) - 1
         raise GuardError(
             f"table {name!r} has rows 0 to {rows - 1}, but {self.split} row {group.first + row} ({group.file}) "
@@ -460,7 +461,7 @@ class SplitReader:
 
 
 def _beside(folder: str, group: RowGroup) -> RowGroup:
-    # The row group with the same rows in the files of folder, which are named as those of the split.
+    # Returns the row group with the same rows in the files of ``folder``, which have the same names as the split's.
     return replace(group, file=f"{folder}/{group.file.rpartition('/')[2]}")
 
 

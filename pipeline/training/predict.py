@@ -1,4 +1,4 @@
-"""Scores of held-out rows: of a checkpoint for reports, and of the model that trains for guards and its level."""
+"""Scores held-out rows: with a checkpoint for reports, and with the model in training for guards and its level."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ from pipeline.training.settings import PredictionSettings
 from pipeline.training.shared_memory import memory_between
 from pipeline.training.step import StepExecutor
 
-# This many rows are enough to know NE within a percent.
+# NE of this many rows is known within a percent.
 JUDGED_ROWS = 1 << 16
-# Ranks that score alone wait for each other after this many batches.
+# The number of batches after which ranks that score alone wait for each other.
 MEETING = 64
 log = logging.getLogger(__name__)
 
@@ -52,8 +52,9 @@ log = logging.getLogger(__name__)
 class Predictions:
     """Labels, logits and (where known) true click probabilities of all test rows, float32 [rows], in row order.
 
-    With further ``tasks``, logits are [rows, T], the main task's first; their labels by name, NaN where missing.
-    ``weights``: of the rows, None where the dataset has none. ``attention``: of an example row, by sequence.
+    With further ``tasks``, logits are [rows, T], the main task's first, and the tasks' labels are by name, NaN where
+    missing. ``weights`` are those of the rows, None where the dataset has none. ``attention`` is that of an example
+    row, by sequence.
     """
 
     labels: np.ndarray
@@ -73,9 +74,9 @@ def predict(
     towers: Towers | None = None,
     members: Sequence[Member] = (),
 ) -> Predictions | None:
-    """Logits of the checkpoint at path ``checkpoint`` for the dataset's test rows; on rank 0, None elsewhere.
+    """Compute the logits of the checkpoint at path ``checkpoint`` for the test rows; on rank 0, None elsewhere.
 
-    ``members``: of an ensemble, whose logits are added up by their weights; none: the checkpoint alone.
+    ``members`` are those of an ensemble, whose weighted logits are added up; without any, the checkpoint scores alone.
 
     Every rank calls it. Raises DataError where there are no test rows, ArtifactError for a bad checkpoint.
     """
@@ -86,7 +87,7 @@ def predict(
             workers = workers_of(settings.hardware)
             global_batch = even_batch(settings.global_batch, workers.count)
             if row_store is not None and row_store.cached:
-                # Its slots are for the rows of a batch of the plan, not of a larger one.
+                # The SSD cache has slots for the rows of a batch of the plan, not of a larger one.
                 global_batch = min(global_batch, plan.global_batch)
             order = Order(
                 key=shuffle_key(dataset),
@@ -100,6 +101,7 @@ def predict(
             )
             flat = towers is None or towers.is_flat
             alone = flat and device.type == "cpu" and _scores_alone(settings, plan, split.rows)
+            # If there are several ranks, each has whole tables. The reader and ``score`` call such ranks independent.
             whole = alone and dist.get_world_size() > 1
             sharded = assemble(
                 settings, split.schema, plan, towers, device, trained=False, row_store=row_store, whole=whole
@@ -112,9 +114,9 @@ def predict(
                 exchanging = memory.exchanging
             target = RestoreTarget(sharded.rows, dict(dense_parameters(sharded.model)), states=False)
             parts = []
-            # Towers see the events of other ranks' rows.
+            # Towers also process the events of other ranks' rows, so only a flat model is watched.
             histories = sharded.dense_part.histories if sharded.towers is None else None
-            # Only the first pass is watched: of an ensemble, that of its first member.
+            # Only the first pass is watched: in an ensemble, that of the first member.
             with watching(histories) as seen:
                 for path in [each.checkpoint for each in members] or [checkpoint]:
                     with BatchReader(split, order, pin=device.type == "cuda", independent=whole) as reader:
@@ -127,9 +129,9 @@ def predict(
         if len(parts) > 1:
             weights = np.asarray([each.weight for each in members])
             shares = compute_member_shares(weights, len(split.schema.tasks)).astype(np.float32)
-            # In the members' order, so that the sum has the same bits wherever it is computed.
+            # Add in the members' order, so that the sum has the same bits wherever it is computed.
             logits = np.asarray(sum(map(operator.mul, parts, shares)), np.float32)
-        # This rank's rows of the first batch, from which the example rows are chosen.
+        # The rows of this rank in the first batch, from which the example rows are chosen.
         rows = BatchSampler(order, split.groups).owned(0, order.rank, order.world_size)
         return Predictions(
             split.column(LABEL),
@@ -142,13 +144,13 @@ def predict(
 
 
 def _scores_alone(settings: PredictionSettings, plan: Plan, rows: int) -> bool:
-    # Whether a rank scores its part of the rows without the others: it is the only one, or has all tables.
+    # Whether each rank scores its part of the rows without the others: it is the only one, or has all tables.
     if plan.world_size == 1:
         return True
-    # Other exchanges round embeddings, and scores without an exchange would differ.
+    # Other exchanges round embeddings, so scores without an exchange would differ.
     exact = settings.partition.exchange == "fp32"
     pays = exact and whole_tables_pay(plan, settings.hardware, rows // plan.world_size)
-    # Ranks may differ on it, where each machine was measured for itself.
+    # Each machine was measured for itself, so ranks may differ.
     alone = all(all_gather_records(pays))
     if alone and dist.get_rank() == 0:
         log.info("all %d tables are on every rank, which scores its rows without the others", len(plan.tables))
@@ -156,10 +158,10 @@ def _scores_alone(settings: PredictionSettings, plan: Plan, rows: int) -> bool:
 
 
 def even_batch(rows: int, ranks: int) -> int:
-    """At least ``rows``, so many that each of ``ranks`` has a multiple of ``EVEN_ROWS`` of them.
+    """Return the smallest number, at least ``rows``, that gives each rank a multiple of ``EVEN_ROWS`` rows.
 
-    Kernels multiply the last few rows of a matrix by other steps, whose sums may differ in the last bit. Where there
-    are none, a row's logit does not depend on the number of ranks.
+    Kernels multiply the last few rows of a matrix in other steps, whose sums may differ in the last bit. Without such
+    remaining rows, a row's logit does not depend on the number of ranks.
     """
     return -(-rows // (ranks * EVEN_ROWS)) * EVEN_ROWS * ranks
 
@@ -167,27 +169,28 @@ def even_batch(rows: int, ranks: int) -> int:
 def score(
     model: torch.nn.Module, reader: BatchReader, device: torch.device, workers: Workers, *, independent: bool = False
 ) -> np.ndarray | None:
-    """Logits of all rows of the ``reader``'s split, which is not shuffled, in row order: on rank 0, None elsewhere.
+    """Compute the logits of all rows of the ``reader``'s unshuffled split, in row order: on rank 0, None elsewhere.
 
-    Collective, on ranks without samples too; float32 [rows], or [rows, T] of several tasks. ``independent``: the model
-    needs nothing of other ranks, which meet now and then.
+    Collective, on ranks without samples too. Returns float32 [rows], or [rows, T] with several tasks. ``independent``:
+    the model needs nothing of other ranks, which only meet every ``MEETING`` batches.
     """
     model.eval()
-    # Embedding hosts hold the tables in host memory, so ids stay there whatever device the dense part is on.
+    # Embedding hosts hold the tables in host memory, so ids stay there whichever device the dense part is on.
     input_device = torch.device("cpu") if workers.remote else device
     scored = []
     with torch.no_grad():
         for number, batch in enumerate(reader, start=1):
             _, output = model(batch.to(input_device, non_blocking=True))
             scored.append(output[0].float())
-            # All ranks have equally many batches, and do not run far ahead of each other. So the failure of one
+            # All ranks have equally many batches. The barrier keeps them close together, so that a failure of one soon
             # reaches the others, and none waits at the end for as long as a collective may take.
             if independent and number % MEETING == 0:
                 dist.barrier()
     if not workers.here:
         return None
 
-    # [batches, b] of each of W workers to [batches, W, b] on rank 0; of several tasks with a last dimension T.
+    # Reorder [batches, b] of each of W workers to [batches, W, b] on rank 0; with several tasks there is a last
+    # dimension T.
     local = torch.stack(scored)
     parts = [torch.empty_like(local) for _ in workers.ranks] if dist.get_rank() == 0 else None
     dist.gather(local, parts, group=workers.group)
@@ -197,7 +200,7 @@ def score(
     logits = np.empty((sampler.rows, *found.shape[3:]), np.float32)
     for batch_number, ranks in enumerate(found):
         for rank, own in enumerate(ranks):
-            # Padding is behind a rank's own rows, where no take reaches.
+            # Padding follows a rank's own rows, and no take reaches it.
             at = 0
             for take in sampler.takes(batch_number, rank, len(ranks)):
                 count = take.stop - take.start
@@ -207,9 +210,9 @@ def score(
 
 
 def score_published(executor: StepExecutor, split: SplitReader, order: Order) -> np.ndarray | None:
-    """Logits that the model in training gives the rows of ``split`` as it would be published: ``score``. Collective.
+    """Score ``split`` with the model in training, as it would be published; returns as ``score``. Collective.
 
-    Training goes on as if nothing had been scored. Its pipeline must be empty: see ``StepExecutor.must_drain``.
+    Training continues as if nothing had been scored. Its pipeline must be empty: see ``StepExecutor.must_drain``.
     """
     device = next(iter(executor.dense.values())).device
     with (
@@ -221,7 +224,7 @@ def score_published(executor: StepExecutor, split: SplitReader, order: Order) ->
 
 
 def judge_train_rows(executor: StepExecutor, train: SplitReader, order: Order) -> GuardFigures:
-    """How the model in training does on ``JUDGED_ROWS`` train rows, of evenly spread row groups. Collective."""
+    """Evaluate the model in training on ``JUDGED_ROWS`` train rows from evenly spread row groups. Collective."""
     rows = SplitReader(train.store, train.dataset, "train")
     rows.spread(JUDGED_ROWS)
     logits = score_published(executor, rows, order)
@@ -237,19 +240,19 @@ def judge_train_rows(executor: StepExecutor, train: SplitReader, order: Order) -
 
 
 def main_logits(logits: np.ndarray) -> np.ndarray:
-    """Those of the main task [rows], of ``logits`` of one or of several tasks."""
+    """Return the main task's logits, [rows], from ``logits`` of one or of several tasks."""
     return logits if logits.ndim == 1 else np.ascontiguousarray(logits[:, 0])
 
 
-# The example shows a row with at most this many events, if the first batch has one.
+# The example is a row with at most this many events, if the first batch has one.
 MOST_EVENTS = 12
 
 
 @dataclass(frozen=True)
 class EventAttention:
-    """``weights`` float32 [L] of the events of row ``row`` of the split, the oldest first; of several heads the mean.
+    """``weights`` float32 [L] of the events of row ``row`` of the split, the oldest first, averaged over the heads.
 
-    ``target``: the weight of the target, where the block takes it as one more event.
+    ``target`` is the weight of the target, where the block treats it as one more event.
     """
 
     row: int
@@ -259,18 +262,18 @@ class EventAttention:
 
 @dataclass
 class Watched:
-    """What was seen of the first batch: by sequence the sample of each event, and the weights of the events [m, H]."""
+    """The observations of the first batch, by sequence: each event's sample, and the events' weights [m, H]."""
 
     rows: dict[str, Tensor] = field(default_factory=dict)
     weights: dict[str, list[Tensor]] = field(default_factory=dict)
 
     def examples(self, rows: int) -> dict[str, EventAttention]:
-        """A row for each sequence whose block has weights: one of the batch's samples, which are the first ``rows``."""
+        """Choose a row for each sequence whose block has weights, among the ``rows`` first samples of the batch."""
         examples = {}
         for name, parts in self.weights.items():
             # A block without weights, such as a mean, has nothing to show.
             if parts:
-                # The mean over the heads.
+                # Average the weights over the heads.
                 weights = torch.cat(parts).float().mean(1).cpu()
                 examples[name] = _example(self.rows[name].cpu(), weights, rows)
         return examples
@@ -278,7 +281,7 @@ class Watched:
 
 @contextmanager
 def watching(histories: SequenceEncoders | None) -> Iterator[Watched]:
-    """See the first pass of ``histories``; with None there is nothing to see."""
+    """Record the first pass of ``histories``; with None there is nothing to record."""
     seen, hooks = Watched(), list[Any]()
     if histories is not None:
         for name, vector in histories.vectors.items():
@@ -286,7 +289,7 @@ def watching(histories: SequenceEncoders | None) -> Iterator[Watched]:
 
         def end(module: SequenceEncoders, given: tuple[Any, ...], made: Tensor) -> None:
             seen.rows.update(zip(module.vectors, given[1], strict=True))
-            # Only the first pass: later ones, of other batches or members, run without hooks.
+            # Remove the hooks after the first pass: later ones, of other batches or members, run without them.
             while hooks:
                 hooks.pop().remove()
 
@@ -299,7 +302,7 @@ def watching(histories: SequenceEncoders | None) -> Iterator[Watched]:
 
 
 def _watch_weights(vector: torch.nn.Module, into: list[Tensor]) -> list[Any]:
-    # Kept for each pass: a block may take its events in parts (``train.max_events``), with a pass for each.
+    # Weights are kept for each pass: a block may process its events in parts (``train.max_events``), one pass each.
     events = samples = 0
 
     def before(module: torch.nn.Module, given: tuple[Any, ...]) -> None:
@@ -308,7 +311,7 @@ def _watch_weights(vector: torch.nn.Module, into: list[Tensor]) -> list[Any]:
         events = len(rows)
 
     def keep(module: torch.nn.Module, given: tuple[Tensor, ...], made: Tensor) -> None:
-        # Else every sample's target is behind its events.
+        # If the lengths differ, every sample's target follows its events.
         alone = len(made) == events + fillers(events, samples)[0]
         into.append(made.detach()[: events if alone else events + samples])
 
@@ -320,14 +323,15 @@ def _watch_weights(vector: torch.nn.Module, into: list[Tensor]) -> list[Any]:
 
 
 def _example(sample: Tensor, weights: Tensor, rows: int) -> EventAttention:
-    # The sample with most events, but not more than MOST_EVENTS where there is one; sample: of each event.
+    # Chooses the sample with the most events, but at most ``MOST_EVENTS`` if possible; ``sample`` is that of each
+    # event.
     lengths = torch.bincount(sample)
     among = lengths[:rows]
-    # Beyond ``MOST_EVENTS``, the shorter the better.
+    # Among samples beyond ``MOST_EVENTS``, shorter ones are better.
     fits = torch.where(among <= MOST_EVENTS, among, -among)
-    # ``argmax`` returns the first of several.
+    # ``argmax`` returns the first of equal ones.
     row = int(fits.numpy().argmax())
-    # 1 where every sample's target is behind its events.
+    # This is 1 where every sample's target follows its events, else 0.
     behind = (len(weights) - len(sample)) // len(lengths)
     start = int(lengths[:row].sum()) + behind * row
     end, target = start + int(lengths[row]), None
@@ -336,26 +340,26 @@ def _example(sample: Tensor, weights: Tensor, rows: int) -> EventAttention:
     return EventAttention(row, weights[start:end].numpy().astype(np.float32), target)
 
 
-# This many rows are enough to know the level within a few thousandths.
+# The level of this many rows is known within a few thousandths.
 MOST_ROWS = 1 << 20
-# Halvings of the interval that holds the level.
+# The number of times that the interval which holds the level is halved.
 _HALVINGS = 60
-# The interval goes this far beyond the largest logit, where predictions are all 0, or all 1.
+# The interval extends this far beyond the largest logit, where all predictions are 0 or 1.
 _REACH = 40.0
 
 
 def ends_with_level(schema: DatasetSchema) -> bool:
-    """Whether a training on such rows ends with ``calibrate_last_bias``: if its loss is that of the kept rows."""
+    """Whether a training on such rows ends with ``calibrate_last_bias``: if its loss uses the logits of kept rows."""
     return schema.sampled == BY_LOGIT and not schema.tasks
 
 
 def calibrate_last_bias(executor: StepExecutor, train: SplitReader, order: Order) -> dict[str, list[float]]:
-    """Set the last bias of ``executor``'s model, of one task, to the ``level_of`` the train rows. Collective.
+    """Set the last bias of the model of ``executor``, of one task, to the ``level_of`` the train rows. Collective.
 
-    Of many rows, those of evenly spread row groups. Where an average is published, it is the average's bias.
+    Of more than ``MOST_ROWS`` rows, evenly spread row groups are used. Where an average is published, its bias is set.
 
     Returns:
-        What training goes on with, by the name of the parameter: the values that the level took the place of.
+        The values that the level replaced, by name of the parameter: training continues with them.
     """
     rows = SplitReader(train.store, train.dataset, "train")
     rows.spread(MOST_ROWS)
@@ -367,8 +371,8 @@ def calibrate_last_bias(executor: StepExecutor, train: SplitReader, order: Order
             logits = score(model, reader, device, executor.workers)
         level: float | None = None
         if logits is not None:
-            # At the rate of the kept rows, where training has the model fit them. At the true rate it would be 3 % too
-            # high: kept rows without a click would stand for those that were left out, to which it was not fitted.
+            # Use the rate of the kept rows, to which training fits the model. At the true rate the level would be 3 %
+            # too high: kept rows without a click would stand for those that were left out, to which it was not fitted.
             kept = logits.astype(np.float64) - np.log(rows.column(NEGATIVE_RATE).astype(np.float64))
             weights = rows.column(ROW_WEIGHT) if rows.schema.row_weights else None
             level = level_of(rows.column(LABEL), kept, weights)
@@ -382,7 +386,7 @@ def calibrate_last_bias(executor: StepExecutor, train: SplitReader, order: Order
 
 @torch.no_grad()
 def restore_last_bias(executor: StepExecutor, former: Mapping[str, list[float]]) -> None:
-    """Put back what ``calibrate_last_bias`` returned; a published average must be in the weights' place."""
+    """Restore what ``calibrate_last_bias`` returned; a published average must still be in place of the weights."""
     for name, values in former.items():
         parameter = executor.dense[name]
         parameter.copy_(torch.tensor(values, dtype=parameter.dtype).view_as(parameter))
@@ -391,15 +395,15 @@ def restore_last_bias(executor: StepExecutor, former: Mapping[str, list[float]])
 def level_of(
     labels: NDArray[np.float32], logits: NDArray[np.float64], weights: NDArray[np.float32] | None = None
 ) -> float:
-    """What to add to ``logits`` so that probabilities add up to the clicks of ``labels``; all [rows].
+    """Return what to add to ``logits`` so that probabilities add up to the clicks of ``labels``; all [rows].
 
-    At least to half a click, and to half a row less than all, since no finite level gives none, or all.
+    Clicks count as at least half a click and at most half a row less than all, since no finite level gives none or all.
     """
     clicked = (labels > 0).astype(np.float64)
     counts = np.ones(len(labels)) if weights is None else weights.astype(np.float64)
     total = float(counts.sum())
     clicks = min(max(float(counts @ clicked), 0.5), max(total - 0.5, 0.5))
-    # Bisection: the sum of probabilities rises with the level.
+    # Use bisection, since the sum of probabilities rises with the level.
     high = float(np.abs(logits).max(initial=0.0)) + _REACH
     low = -high
     for _ in range(_HALVINGS):

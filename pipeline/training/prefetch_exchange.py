@@ -1,9 +1,9 @@
-"""What ranks tell each other of coming batches: the ids of tables on tier ssd, and how many events there are.
+"""Tells other ranks about coming batches: the ids of tables on tier ssd, and the number of events.
 
 A rank decodes its own rows alone. But the rank that holds a row of a table on SSD must fetch it before the step,
-whoever looks it up, and TorchRec's exchange wants as many rows of events on every rank. So each batch is announced by
-two exchanges on a group of their own: numbers first, then the ids, each to the ranks that hold its row. They run beside
-the steps before the batch's own.
+whichever rank looks it up, and TorchRec's exchange needs equally many rows of events on every rank. So each batch is
+announced by two exchanges on a separate group: first the counts, then the ids, each sent to the ranks that hold its
+row. They run beside the steps before the batch's own.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class Announce:
-    """Who hears of the ids of coming batches: ``receive`` is called with {table: ids int64}, batch after batch.
+    """The receiver of the ids of coming batches: ``receive`` is called with {table: ids int64} for each batch in turn.
 
-    They are those of the whole global batch, in any order; of several ranks, each hears of the rows that it holds.
-    ``tables``: the features of those that are announced; ``shards``: where their rows are.
+    The ids are those of the whole global batch, in any order; with several ranks, each receives those of the rows that
+    it holds. ``tables`` has the features of the announced tables, and ``shards`` says where their rows are.
     """
 
     tables: Mapping[str, tuple[str, ...]]
@@ -40,7 +40,7 @@ class Announce:
     receive: Callable[[Ids], None]
 
     def ids(self, split: SplitReader, rows: DecodedColumns, count: int) -> Ids:
-        """The ids of the first ``count`` rows by table, int64."""
+        """Return the ids of the first ``count`` rows by table, int64."""
         found = {}
         for table, names in self.tables.items():
             parts = []
@@ -58,8 +58,8 @@ class Announce:
 class Announcement:
     """What one rank tells the others of its rows of a batch.
 
-    ``ids``: int64 [n], those for rank 0 by table, then those for rank 1, and so on. ``counts``: int64 [W, T + 1], how
-    many they are by rank and table; the last column has the rank's rows of events.
+    ``ids``: int64 [n], those for rank 0 by table, then those for rank 1, and so on. ``counts``: int64 [W, T + 1], the
+    number of ids by rank and table; the last column has the rank's number of event rows.
     """
 
     ids: torch.Tensor
@@ -69,8 +69,8 @@ class Announcement:
 class Announcements(Generic[Item]):
     """Makes this rank's announcements, and takes part in those of all ranks.
 
-    All ranks take as many items, by one thread each. An item is announced ``ahead`` - 2 items before it is taken, or
-    when it is.
+    All ranks take equally many items, each from one thread. An item is announced ``ahead`` - 2 items before it is
+    taken, or when it is taken.
     """
 
     def __init__(self, announce: Announce | None, world: int, ahead: int) -> None:
@@ -78,7 +78,7 @@ class Announcements(Generic[Item]):
         self._holders: dict[str, _Holders] = {}
         if announce is not None:
             self._holders = {table: _Holders(shards, world) for table, shards in announce.shards.items()}
-        # Not the group of the steps: these collectives run beside a step, in another order on each rank.
+        # Use a group other than that of the steps: these collectives run beside a step, in another order on each rank.
         self._group = side_group()
         self._coming: deque[tuple[Item, _Telling]] = deque()
 
@@ -86,20 +86,20 @@ class Announcements(Generic[Item]):
     def needed(
         cls, schema: DatasetSchema, announce: Announce | None, world: int, ahead: int
     ) -> Announcements[Item] | None:
-        """None for one rank, and where nobody has to know anything. Collective."""
+        """Build the announcements; None for one rank, or where no rank needs to know anything. Collective."""
         # A single rank holds all rows itself, and no other rank can have more events.
         if world == 1 or (announce is None and event_lookups(schema) is None):
             return None
         return cls(announce, world, ahead)
 
     def make(self, split: SplitReader, rows: DecodedColumns, count: int, events: int) -> Announcement:
-        """That of a batch with the first ``count`` of these rows, and ``events`` rows of events."""
+        """Make the announcement of a batch with the first ``count`` of these rows, and ``events`` rows of events."""
         tables: list[list[np.ndarray]] = []
         if self._announce is not None:
             ids = self._announce.ids(split, rows, count)
             tables = [holders.deal(ids[table]) for table, holders in self._holders.items()]
         counts = np.full((self._world, len(tables) + 1), events, np.int64)
-        # An empty part in front: there may be events, but no table to announce.
+        # Start with an empty part, since there may be events but no table to announce.
         parts = [np.zeros(0, np.int64)]
         for rank in range(self._world):
             for number, of_ranks in enumerate(tables):
@@ -108,9 +108,10 @@ class Announcements(Generic[Item]):
         return Announcement(torch.from_numpy(np.concatenate(parts)), torch.from_numpy(counts))
 
     def take(self, following: Callable[[], tuple[Item, Announcement | None]]) -> tuple[Item, int]:
-        """The next item and the most rows of events that a rank has in it; StopIteration behind the last. Collective.
+        """Return the next item and the most event rows of a rank in it; StopIteration after the last. Collective.
 
-        ``following``: this rank's items in turn, each with its announcement; StopIteration behind the last.
+        ``following`` returns this rank's items in turn, each with its announcement, and raises StopIteration after the
+        last.
         """
         for _, telling in self._coming:
             telling.go_on()
@@ -129,7 +130,7 @@ class Announcements(Generic[Item]):
         return first, telling.most
 
     def _tell(self, own: Announcement) -> Generator[None, None, int]:
-        # The exchanges of an item, each of which runs on between two calls; returns the most rows of events.
+        # Runs the exchanges of an item, each of which continues between two calls; returns the most rows of events.
         counts = torch.empty_like(own.counts)
         work = dist.all_to_all_single(counts, own.counts, group=self._group, async_op=True)
         yield
@@ -141,7 +142,7 @@ class Announcements(Generic[Item]):
             work = dist.all_to_all_single(ids, own.ids, *split, group=self._group, async_op=True)
             yield
             work.wait()
-            # The ids lie by rank, and within a rank by table: of T tables, every T-th part is of the same one.
+            # The ids are ordered by rank, and within a rank by table: of T tables, every T-th part is of the same one.
             parts = np.split(ids.numpy(), np.cumsum(sizes.flatten().numpy())[:-1])
             received = {}
             for number, table in enumerate(self._holders):
@@ -151,7 +152,7 @@ class Announcements(Generic[Item]):
 
 
 class _Telling:
-    """Exchanges under way, from the first one on."""
+    """Runs the exchanges of an announcement, from the first one on."""
 
     def __init__(self, exchanges: Generator[None, None, int]) -> None:
         self._exchanges = exchanges
@@ -160,18 +161,18 @@ class _Telling:
         self.go_on()
 
     def go_on(self) -> None:
-        """Wait for the exchange that runs, and start the next one."""
+        """Wait for the running exchange, and start the next one."""
         if self.most is not None:
             return
         try:
             next(self._exchanges)
         except StopIteration as ended:
-            # What the generator returns comes with the exception that ends it.
+            # A generator's return value comes with the exception that ends it.
             self.most = ended.value
 
 
 class _Holders:
-    """The ranks that hold the rows of a table: those of one range of rows, or of several that do not overlap."""
+    """The ranks that hold the rows of a table, whose ranges of rows are equal or do not overlap."""
 
     def __init__(self, shards: Sequence[ShardPlan], world: int) -> None:
         held = {shard.rank: (shard.row, shard.row + shard.rows) for shard in shards if shard.rows}
@@ -183,9 +184,9 @@ class _Holders:
             self._range[rank] = ranges.index(rows)
 
     def deal(self, ids: np.ndarray) -> list[np.ndarray]:
-        """``ids`` [n] by rank. Those beyond the table are left out."""
+        """Split ``ids`` [n] by rank, leaving out those beyond the table."""
         count = len(self._ends)
-        # NumPy sorts numbers of 16 bits by radix.
+        # NumPy sorts 16-bit integers by radix, which is fast.
         at = np.searchsorted(self._ends, ids, side="right").astype(np.uint16)
         ordered, cuts = ids[np.argsort(at, kind="stable")], np.cumsum(np.bincount(at, minlength=count)[:count])
         parts = np.split(ordered, cuts)

@@ -1,7 +1,7 @@
 """The probe of the tower partitioner: measures how features interact, after a short training or in a checkpoint.
 
-It runs in one process, without the plan: tables are cut to ``partition.probe_rows`` rows, the hottest of a vocabulary,
-which the other ids share.
+It runs in one process, without the plan: tables are cut to ``partition.probe_rows`` rows, which belong to the hottest
+ids of a vocabulary and are shared by the others.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from pipeline.training.step import StepExecutor
 
 log = logging.getLogger(__name__)
 LARGEST_BATCH = 4096
-# Batches whose embeddings are compared.
+# The number of batches whose embeddings are compared.
 LOOKED_AT = 16
 
 
@@ -49,13 +49,13 @@ def probe(
     checkpoint: Artifact | None,
     also: Interaction | None = None,
 ) -> tuple[Matrix, str]:
-    """Interactions [F, F] of the dataset's sparse features and sequences, in order, and a name of their source.
+    """Measure interactions [F, F] of the dataset's sparse features and sequences, in order, and name their source.
 
-    ``checkpoint``: compares its tables; None trains ``partition.probe_steps`` steps. ``also``: another measure, of
-    the same embeddings. Raises ConfigError for a checkpoint of another dataset or embedding dimension,
-    GuardError where the probe diverged.
+    ``checkpoint``: compares its tables; None trains ``partition.probe_steps`` steps. ``also``: another measure, of the
+    same embeddings. Raises ConfigError for a checkpoint of another dataset or embedding dimension, and GuardError where
+    the probe diverged.
     """
-    # A probe within a training or a test leaves the process group of those as it is.
+    # A probe inside a training or a test must leave their process group as it is.
     alone, outside = _alone(settings), dist.is_initialized()
     device = connect(alone.hardware, alone.train.threads_per_rank)
     try:
@@ -69,7 +69,7 @@ def probe(
             steps, source = 0, f"the tables of {checkpoint.path}"
         log.info("comparing features by %s, in this process", source)
         if checkpoint is not None:
-            # Rows of its tables, as many as the trainer's tables have, and nothing of its dense part.
+            # Restore as many rows of its tables as the trainer's tables have, and nothing of its dense part.
             wanted = dataclasses.replace(alone.checkpoint, init_tables_only=True, rename={})
             check_changes(checkpoint, alone.record, wanted, alone.data, dataset.key)
             target = RestoreTarget(trainer.rows, dict(trainer.dense), states=False)
@@ -103,10 +103,10 @@ def probe(
 
 
 def _alone(settings: TrainingSettings) -> TrainingSettings:
-    # The settings of the flat model on one CPU rank, in batches that one process can take.
+    # Returns the settings of the flat model on one CPU rank, with batches that fit into one process.
     hardware = dataclasses.replace(settings.hardware, device="cpu", hosts=1, ranks_per_host=1, embedding_hosts=0)
     steps, precision = max(1, settings.partition.probe_steps), settings.train.precision
-    # A CPU has no TF32.
+    # CPUs have no TF32.
     if precision == "tf32":
         precision = "fp32"
     train = dataclasses.replace(
@@ -136,7 +136,7 @@ def _cut(schema: DatasetSchema, limit: int) -> DatasetSchema:
 
 
 def _folded(batches: Iterator[Batch], limit: int) -> Iterator[Batch]:
-    # batches with the rows from limit on folded onto the first ones, the reserved rows apart.
+    # Yields the batches with rows from ``limit`` on folded onto the first ones, except the reserved rows.
     for batch in batches:
         for lookup in (batch.sparse, batch.lookups):
             if lookup is None or not lookup.values().numel():

@@ -1,4 +1,4 @@
-"""Profiles of steps (``train.profile``, ``debug.*``), and the rate that a step's matrix products reach alone."""
+"""Profiles steps (``train.profile``, ``debug.*``), and measures the rate that their matrix products reach alone."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from pipeline.training.callbacks import Callback, IntervalRecord
 from pipeline.training.linear import product
 
 log = logging.getLogger(__name__)
-# Steps before the profile, and steps in it where ``debug.profile_steps`` is 0.
+# The steps before the profile, and the steps in it where ``debug.profile_steps`` is 0.
 WARM_UP_STEPS, STEPS = 3, 10
-# The kind of an operation: the first whose word is in its name.
+# Keywords for each kind of operation: the first kind with a keyword in the operation's name counts.
 KINDS = (
     ("table updates", ("fbgemm::split_embedding_backward", "embedding_backward", "_JoinedBackward", "_LookUpBackward")),
     ("bounds checks", ("bounds_check",)),
     ("lookups", ("fbgemm::", "embedding_bag", "nightjar::lookups", "_LookUp")),
     ("interaction", ("Interaction",)),
     ("exchange", ("gloo:", "nccl:", "c10d::")),
-    # The compiled kernels do bias, ReLU and their gradients too.
+    # The compiled kernels also compute bias, ReLU and their gradients.
     (
         "matrix products",
         ("::mm", "::addmm", "::bmm", "::baddbmm", "_linear_pointwise", "_CompiledLinear", "_Head", "gemm", "cutlass"),
@@ -51,13 +51,13 @@ KINDS = (
     ),
 )
 OTHER = "other operations"
-# The time of Python, of waiting, and of threads beside the training thread.
+# The time of Python, of waiting, and of threads other than the training thread.
 OUTSIDE = "outside of operations"
 
 
 @dataclass(frozen=True)
 class StepProfile:
-    """Ms a step by kind of work on the training thread (on CUDA: on the device), of ``steps`` steps of one rank."""
+    """Ms per step by kind of work on the training thread (on CUDA: on the device), for ``steps`` steps of a rank."""
 
     steps: int
     step_ms: float
@@ -66,7 +66,7 @@ class StepProfile:
     ceiling_ms: float
 
     def table(self) -> str:
-        """A line for each kind, the largest first."""
+        """Format a line for each kind, the largest first."""
         lines = [f"a step of {self.step_ms:.2f} ms on {self.threads} threads, mean of {self.steps}:"]
         for kind, ms in sorted(self.kinds.items(), key=lambda item: -item[1]):
             lines.append(f"  {ms:8.2f} ms {ms / self.step_ms:6.1%}  {kind}")
@@ -79,7 +79,7 @@ class Profiler(Callback):
     """Profiles ``steps`` of a run, fewer where it ends before. ``name``: the path of its files in the store, with * for
     ``trace`` or ``profile``.
 
-    ``speed``: a table by kinds of work is written beside the trace; None: the trace alone.
+    With ``speed``, a table by kinds of work is written beside the trace; None: only the trace is written.
     """
 
     def __init__(self, store: Store, name: str, steps: int, speed: Speed | None) -> None:
@@ -100,16 +100,16 @@ class Profiler(Callback):
     def __exit__(self, *error: Any) -> None:
         profiled = self._taken - WARM_UP_STEPS
         if profiled < self._steps:
-            # The training was short: the profile is of the steps that there were.
+            # The training was too short, so profile the steps that it had.
             self._seconds, self._steps = time.perf_counter() - self._began, max(profiled, 0)
         if not self._steps and error[0] is None:
             took = f"this session took {self._taken}, expected more than {WARM_UP_STEPS}"
             log.warning("no steps were profiled: %s; train.global_batch may be smaller", took)
-        # Last, because it may write the profile, which needs the figures above.
+        # Exit last, because the exit may write the profile, which needs the figures above.
         self._profile.__exit__(*error)
 
     def on_step_end(self) -> None:
-        """Count the step, the last one of the warm-up or of the profile or neither."""
+        """Count the step and close the warm-up or the profile after its last one."""
         self._taken += 1
         if self._taken == WARM_UP_STEPS:
             self._profile.step()
@@ -130,14 +130,14 @@ class Profiler(Callback):
             return
         spent = {kind: 0.0 for kind, _ in KINDS} | {OTHER: 0.0}
         for event in profiler.key_averages():
-            # The step itself is Python between operations.
+            # The event of the step itself covers Python between operations.
             if event.key.startswith("ProfilerStep"):
                 continue
             micros = event.self_device_time_total if self._cuda else event.self_cpu_time_total
             spent[kind_of(event.key)] += micros / 1000 / self._steps
         step_ms = 1000 * self._seconds / self._steps
         spent[OUTSIDE] = max(0.0, step_ms - sum(spent.values()))
-        # What rounds to 0.01 ms or more in the table.
+        # Keep the kinds that show up as 0.01 ms or more in the table.
         shown = {kind: ms for kind, ms in spent.items() if ms >= 0.005}
         ceiling_ms = 1000 * self._speed.least_seconds
         profiled = StepProfile(self._steps, step_ms, torch.get_num_threads(), shown, ceiling_ms)
@@ -146,7 +146,7 @@ class Profiler(Callback):
 
 
 def kind_of(operation: str) -> str:
-    """The kind of work that an operation of a trace does."""
+    """Return the kind of work that an operation of a trace does."""
     for kind, words in KINDS:
         if any(word in operation for word in words):
             return kind
@@ -154,22 +154,22 @@ def kind_of(operation: str) -> str:
 
 
 class SpeedMeter(Callback):
-    """Compares the time of steps with ``speed``, that of their matrix products alone."""
+    """Compares the time of steps with ``speed``, the time of their matrix products alone."""
 
     def __init__(self, speed: Speed) -> None:
         self._speed = speed
 
     def on_interval(self, interval: IntervalRecord) -> None:
-        """Add the rate of the products, and the ceiling."""
+        """Add the rate of the products and its ceiling."""
         interval.figures |= self._speed.figures(interval.seconds / interval.steps)
 
 
 @contextmanager
 def debugging(config: DebugConfig, profiler: Profiler | None) -> Iterator[None]:
-    """Profile the steps taken within; with ``anomaly``, look for gradients that are not finite.
+    """Profile the steps taken inside; with ``anomaly``, detect gradients that are not finite.
 
     Raises:
-        GuardError: There is one; the error names its operation.
+        GuardError: A gradient is not finite; the error names its operation.
     """
     try:
         with torch.autograd.set_detect_anomaly(config.anomaly), profiler or nullcontext():
@@ -183,7 +183,7 @@ def debugging(config: DebugConfig, profiler: Profiler | None) -> Iterator[None]:
         raise
 
 
-# A product runs for this long and at least three times; the best one counts, so that other work does not.
+# Each product runs for this many seconds and at least this many times; the best run counts, so other work does not.
 SECONDS, FEWEST = 0.03, 3
 
 
@@ -198,13 +198,13 @@ class Product:
 
     @property
     def flop(self) -> int:
-        """Multiplications and additions."""
+        """Return the number of multiplications and additions."""
         return 2 * self.batch * self.rows * self.inner * self.columns
 
 
 def step_products(config: ModelConfig, inputs: ModelInputs, samples: int) -> Counter[Product]:
-    """How often each product occurs in a forward and backward pass over ``samples`` samples; computes nothing."""
-    # On the meta device shapes alone flow through the model: no kernel runs, and nothing takes memory.
+    """Count each product in a forward and backward pass over ``samples`` samples, without computing anything."""
+    # On the meta device only shapes flow through the model: no kernel runs, and nothing takes memory.
     module = build_model(config, inputs).to("meta")
     dense = torch.zeros(samples, len(inputs.dense), device="meta")
     embeddings = torch.zeros(samples, len(inputs.vectors), inputs.dim, device="meta", requires_grad=True)
@@ -246,7 +246,7 @@ class Speed:
     ) -> Speed:
         """Time the products in ``dtype`` (None: float32), each by its fastest kernel; takes about a second.
 
-        ``parts``: how many the samples are worked on in (``train.accumulate``).
+        ``parts``: the number of parts that the samples are processed in (``train.accumulate``).
         """
         products = Counter[Product]()
         for rows in split_rows(samples, parts):
@@ -258,7 +258,7 @@ class Speed:
         return cls(flop, max(seconds, 1e-9))
 
     def figures(self, step_seconds: float) -> dict[str, float]:
-        """``gflop_per_s`` of steps that take ``step_seconds``, and ``ceiling_share``: over those of the products."""
+        """Return ``gflop_per_s`` of steps of ``step_seconds``, and ``ceiling_share`` of the products' own rate."""
         return {"gflop_per_s": self.flop / step_seconds / 1e9, "ceiling_share": self.least_seconds / step_seconds}
 
 
@@ -270,7 +270,7 @@ def _best_seconds(each: Product, dtype: torch.dtype, device: torch.device) -> fl
     if each.batch == 1:
         x, w = a[0], b[0]
         ways = [lambda: x.mm(w)]
-        # MKL and oneDNN are fastest on different CPUs: the ceiling is that of the better one.
+        # MKL and oneDNN are each fastest on different CPUs, so the faster one sets the ceiling.
         if device.type == "cpu":
             ways.append(lambda: product(x, w.t(), None))
     best = float("inf")

@@ -1,4 +1,4 @@
-"""What a checkpoint allows: another length, another coding of the last one, rows whose ids changed."""
+"""Checks what a checkpoint allows: another length, another coding of the last one, rows whose ids changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pipeline.records.dataset import DatasetSchema, dataset_path
 from pipeline.records.record import read
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
-from pipeline.training.lr_schedule import lr_factor, planned_steps, warmup_steps
+from pipeline.training.lr_schedule import cycled, first_cycle, planned_steps, warmup_steps
 from pipeline.training.optimizer import steps_before
 
 LENGTH = ("epochs", "max_steps")
@@ -30,10 +30,10 @@ def planned_before(train: TrainConfig, then: Mapping[str, Any], rows: int) -> in
     """Return the steps that were planned when a checkpoint of this training was written.
 
     Args:
-        then: The resolved configuration in the checkpoint's record. All other settings that count are the same.
+        then: The resolved configuration in the checkpoint's record. All other relevant settings are the same.
     """
     former = then.get("train", {})
-    # A setting that the record lacks counts as it is now.
+    # A setting that the record lacks counts with its present value.
     length = {name: former[name] for name in LENGTH if name in former}
     return planned_steps(replace(train, **length), rows)
 
@@ -42,7 +42,7 @@ def check_length(train: TrainConfig, then: Mapping[str, Any], step: int, total: 
     """Raise ConfigError where checkpoint ``path`` has taken more steps than the ``total`` that are planned now."""
     if step <= total:
         return
-    # The settings as they were. Where none of them has changed, the steps that were taken.
+    # Name the former settings, or, where none of them has changed, the steps that were taken.
     former = _overrides(_changes(train, then)) or f"train.max_steps={step}"
     raise ConfigError(
         f"{_length(train)} plan {total:,} steps, but this training has already taken {step:,} ({path}), and steps "
@@ -53,13 +53,14 @@ def check_length(train: TrainConfig, then: Mapping[str, Any], step: int, total: 
 
 
 def check_average(train: TrainConfig, then: Mapping[str, Any], step: int, total: int, rows: int, path: str) -> None:
-    """Raise ConfigError where a training made shorter would end without the average of its weights.
+    """Raise ConfigError where a shortened training would end without the average of its weights.
 
-    That of a shorter training starts earlier. What checkpoint ``path``, taken after ``step``, has missed of it is lost.
+    The average of a shorter training starts earlier. What checkpoint ``path``, taken after ``step``, missed of it is
+    lost.
 
     Args:
-        total: steps planned now.
-        rows: rows of an epoch.
+        total: Steps planned now.
+        rows: Rows of an epoch.
     """
     before, average = planned_before(train, then, rows), train.average
     if not (average.active and average.use and total < before):
@@ -81,26 +82,27 @@ def rates_differ(train: TrainConfig, before: int, total: int, step: int, cycle: 
     """Return whether the steps taken would have had other learning rates if ``total`` steps had been planned.
 
     Args:
-        before: steps that were planned when they were taken.
-        total: steps planned now.
-        step: steps taken.
-        cycle: steps after which the schedule begins anew, whatever the length; None: it spans all.
+        before: Steps planned when they were taken.
+        total: Steps planned now.
+        step: Steps taken.
+        cycle: Steps after which the schedule restarts; None: it never does.
     """
-    if before == total or not step or cycle is not None:
+    if before == total or not step:
         return False
     # Another warm-up gave the first steps other rates, even where the last step's rate is the same.
-    if warmup_steps(train, before) != warmup_steps(train, total):
+    if warmup_steps(train, first_cycle(train, before, cycle)) != warmup_steps(train, first_cycle(train, total, cycle)):
         return True
+    # The length of a training only changes its last cycle, which is cut short and still falls to its own end.
     last = step - 1
-    return lr_factor(train, last, before) != lr_factor(train, last, total)
+    return cycled(train, last, before, cycle) != cycled(train, last, total, cycle)
 
 
 def length_line(
     train: TrainConfig, then: Mapping[str, Any], step: int, total: int, rows: int, cycle: int | None = None
 ) -> str:
-    """The line that says that a training resumed at ``step`` now has ``total`` steps; "" where it had as many.
+    """Return the message that a training resumed at ``step`` now has ``total`` steps; "" where it had as many.
 
-    ``cycle``: steps after which the schedule begins anew, whatever the length (None: it spans all).
+    ``cycle``: steps after which the schedule restarts, whatever the length (None: it never does).
     """
     before = planned_before(train, then, rows)
     if before == total:
@@ -109,24 +111,28 @@ def length_line(
     for name, old in _changes(train, then).items():
         moved.append(f"train.{name} was {_typed(old)}, is {_typed(getattr(train, name))}")
     line = f"{' and '.join(moved)}: training continues to step {total:,}; {before:,} were planned"
-    average, warm, wanted = train.average, warmup_steps(train, before), warmup_steps(train, total)
-    if cycle is None and step and warm != wanted:
+    warm = warmup_steps(train, first_cycle(train, before, cycle))
+    average, wanted = train.average, warmup_steps(train, first_cycle(train, total, cycle))
+    if step and warm != wanted:
         line += f"; it warmed up for {plural(warm, 'step')}, where {total:,} steps would have had {wanted:,}"
     if average.active and steps_before(average, before) < steps_before(average, total) < step:
         line += (
             f"; the average of the weights has those from step {steps_before(average, before) + 1:,} on, where one of "
             f"{total:,} steps from the start would begin with step {steps_before(average, total) + 1:,}"
         )
-    if train.schedule == "constant" or cycle is not None:
+    if train.schedule == "constant":
+        return line
+    # Whatever the length, all cycles but the last one are as they were.
+    if cycle is not None and not rates_differ(train, before, total, step, cycle):
         return line
     last = 0.0
     if step:
-        last = lr_factor(train, step - 1, before)
+        last = cycled(train, step - 1, before, cycle)
     if step >= total:
         return f"{line}; the learning rates were {round(last, 3):g} of their peak in the last step, and fall no more"
     return (
         f"{line}; train.schedule={train.schedule} now ends there: the learning rates, {round(last, 3):g} of their peak "
-        f"in the last step taken, are {round(lr_factor(train, step, total), 3):g} of it in the next one"
+        f"in the last step taken, are {round(cycled(train, step, total, cycle), 3):g} of it in the next one"
     )
 
 
@@ -136,11 +142,11 @@ def same_coding(checkpoint: CheckpointConfig, then: Mapping[str, Any]) -> bool:
 
 
 def coding_of(checkpoint: CheckpointConfig) -> str:
-    """The coding of the last checkpoint as part of a file name; equal names mean equal codings."""
+    """Return the coding of the last checkpoint as part of a file name; equal names mean equal codings."""
     parts = []
     for name in checkpoint.final_settings:
         value = getattr(checkpoint, name)
-        # 1.0 and 1, which YAML tells apart, are one coding.
+        # YAML tells 1.0 and 1 apart, but they are one coding.
         if isinstance(value, float):
             value = f"{value:g}"
         parts.append(str(value))
@@ -154,7 +160,7 @@ def check_finer(checkpoint: CheckpointConfig, then: Mapping[str, Any], path: str
     for name in former.final_settings:
         old, new = getattr(former, name), getattr(checkpoint, name)
         if name == "expected_restores":
-            # Only the bits count that follow from it.
+            # Only the bits that follow from the number of restores count.
             old, new = bits_for_restores(old), bits_for_restores(new)
         if old not in (_EXACT, new):
             lossy.append(name)
@@ -178,7 +184,7 @@ def _changes(train: TrainConfig, then: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _former(then: Mapping[str, Any]) -> CheckpointConfig:
-    # A record of another release may have settings that are unknown here; those it lacks get their defaults.
+    # A record of another release may have settings that are unknown here; settings that it lacks get their defaults.
     known = asdict(CheckpointConfig()).keys() & then.get("checkpoint", {}).keys()
     return CheckpointConfig(**{name: then["checkpoint"][name] for name in known})
 
@@ -198,11 +204,11 @@ def _typed(value: Any) -> str:
 def remapped_rows(
     store: Store, init: Artifact, dataset: Artifact, data: DataConfig, checkpoint: CheckpointConfig
 ) -> dict[str, np.ndarray]:
-    """{table: global rows, int64 [n]} of checkpoint ``init`` that belong to another id, or to none, in ``dataset``.
+    """Return {table: global rows, int64 [n]} of ``init`` that belong to another id, or to none, in ``dataset``.
 
-    Only tables with a vocabulary: the others keep their rows by the hash. {} where both have the same dataset, and
-    where the checkpoint's dataset is gone and ``data.mapping_from`` is null. ArtifactError where it is gone and
-    ``data.mapping_from`` names another dataset.
+    Only covers tables with a vocabulary: the others keep their rows by the hash. Returns {} where both have the same
+    dataset, and where the checkpoint's dataset is gone and ``data.mapping_from`` is null. Raises ArtifactError where it
+    is gone and ``data.mapping_from`` names another dataset.
     """
     key = init.inputs.get("dataset", "")
     recorded = init.config.get("data", {})
@@ -223,17 +229,17 @@ def remapped_rows(
         if _vocab(name) not in dataset.files:
             continue
         if then is not None:
-            # Without a vocabulary then, nothing is known of which id had which row.
+            # The old dataset had no vocabulary for this table, so nothing is known about which id had which row.
             if _vocab(old) not in then.files:
                 continue
-            # The hash's seed is the feature's name.
+            # The hash's seed is the feature's name, so after a renaming only the ids themselves can be compared.
             column = "hash" if old == name else "id"
             ids, now = _by_row(store, then, old, column, sizes[old]), _by_row(store, dataset, name, column)
-            # Rows with another id, or none. Those beyond the end of ``ids`` were never trained.
+            # These rows have another id, or none. Rows beyond the end of ``ids`` were never trained.
             size = min(len(ids), len(now))
             rows = np.concatenate([np.flatnonzero(ids[:size] != now[:size]), np.arange(size, len(ids))])
         elif data.mapping_from == before:
-            # The new dataset went on with the mapping of the old one, and lists the rows that it freed.
+            # The new dataset continued the mapping of the old one, and lists the rows that it freed.
             with store.open(f"{dataset.path}/freed/{name}.parquet") as source:
                 rows = np.unique(pq.read_table(source, columns=["row"])["row"].to_numpy())
         else:
@@ -252,7 +258,8 @@ def _vocab(feature: str) -> str:
 
 
 def _by_row(store: Store, dataset: Artifact, feature: str, column: str, size: int = 0) -> np.ndarray:
-    # Hash (uint64) or id (object) of each row of feature's table, size or more; 0 or None without an id.
+    # Returns the hash (uint64) or id (object) of each row of feature's table, at least ``size`` rows; 0 or None without
+    # an id.
     with store.open(f"{dataset.path}/{_vocab(feature)}") as source:
         table = pq.read_table(source, columns=["row", column])
     rows, values = table["row"].to_numpy(), table[column].to_numpy()

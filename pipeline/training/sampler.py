@@ -1,9 +1,9 @@
-"""The order of an epoch's rows: lanes of row groups, from which every global batch takes equally many rows.
+"""The order of an epoch's rows: lanes of row groups, each of which gives every global batch equally many rows.
 
 Row groups are permuted and laid end to end; lane l of L has rows [f(l), f(l + 1)) of that sequence, so that all lanes
-last as long as each other. ``B / L`` rows of each lane make a global batch, and the rest of the epoch its last, short
-one. A lane's rows are mixed within windows of row groups. All of it depends on (content of the train rows, seed, epoch,
-global batch) and on the lanes alone: not on the ranks, nor on where the logs lay or when they were written.
+end at the same time. ``B / L`` rows of each lane make a global batch, and the rest of the epoch makes the last, short
+one. A lane's rows are mixed within windows of row groups. The order depends only on (content of the train rows, seed,
+epoch, global batch) and on the lanes: not on the ranks, nor on where the logs lay or when they were written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pipeline.training.parquet import RowGroup
 
 
 def shuffle_key(dataset: Artifact) -> str:
-    """Return what the order of a dataset's train rows follows: a hash of their content, 32 hex digits.
+    """Return the key of the order of a dataset's train rows: a hash of their content, 32 hex digits.
 
     A dataset's own key also covers the names and times of its log files, which decide only whether the logs must be
     read again. The checksums of its Parquet files are the same from every format, folder and ingestion engine.
@@ -38,11 +38,11 @@ def shuffle_key(dataset: Artifact) -> str:
 class Order:
     """The settings that fix the sequence of global batches, and this rank's share of it.
 
-    ``key``: ``shuffle_key`` of the dataset, or what a training that an earlier release began has in its place.
-    ``lanes``: of a dataset that has row groups for that many. Without ``shuffle`` a lane has its rows in their order.
-    ``group_by``: the feature whose ids keep rows together when a window is shuffled; None: each row for itself.
-    ``world_size``: the ranks with a share, the first ones; ``without``: those behind them that have none, on embedding
-    hosts.
+    ``key`` is ``shuffle_key`` of the dataset, or what a training that an earlier release began has in its place.
+    ``lanes``: the most lanes; a dataset with too few row groups gets fewer. Without ``shuffle`` a lane has its rows in
+    their order. ``group_by`` is the feature whose ids keep rows together when a window is shuffled; None: rows are
+    shuffled one by one. ``world_size`` is the number of ranks with a share, which come first; ``without`` is the number
+    of ranks behind them that have none, on embedding hosts.
     """
 
     key: str
@@ -58,7 +58,7 @@ class Order:
 
     @property
     def local_batch(self) -> int:
-        """Rows of a batch on this rank, padding included; 0 without a share."""
+        """Return the rows of a batch on this rank, padding included; 0 without a share."""
         return -(-self.global_batch // self.world_size) if self.has_share else 0
 
     @property
@@ -76,7 +76,7 @@ class Order:
         return epochs * rows + batches * self.global_batch
 
     def generator(self, *numbers: int) -> np.random.Generator:
-        """A random generator that depends on ``key``, seed and ``numbers`` only."""
+        """Return a random generator that depends only on ``key``, seed and ``numbers``."""
         mixed = np.random.SeedSequence([self.seed, *self.key.encode(), *numbers])
         return np.random.Generator(np.random.PCG64(mixed))
 
@@ -112,30 +112,30 @@ class Take:
 
 
 class BatchSampler:
-    """How ``order`` deals the rows of ``groups`` to global batches and ranks."""
+    """Deals the rows of ``groups`` to global batches and ranks by ``order``."""
 
     def __init__(self, order: Order, groups: list[RowGroup]) -> None:
         self.order, self._groups = order, groups
         self.rows = sum(group.rows for group in groups)
         self.lanes = fitting_lanes(order.lanes, order.global_batch, len(groups))
-        # Rows of each lane in a global batch.
+        # The rows of each lane in a global batch.
         self.quota = order.global_batch // self.lanes
         self._full, self._short = divmod(self.rows, order.global_batch)
-        # Global batches of an epoch.
+        # The number of global batches in an epoch.
         self.batches = self._full + bool(self._short)
-        # Row groups of a window.
+        # The number of row groups in a window.
         self.together = max(1, -(-order.window_groups // self.lanes)) if order.shuffle else 1
         self._laid = lru_cache(maxsize=2)(self._lay)
 
     def total(self, batch: int) -> int:
-        """Rows of global batch ``batch`` of an epoch."""
+        """Return the rows of global batch ``batch`` of an epoch."""
         return self.order.global_batch if batch < self._full else self._short
 
     def takes(self, batch: int, rank: int, world: int) -> list[Take]:
-        """The rows of ``rank`` of ``world`` in a global batch, in order; none, where the batch has too few for it.
+        """Return the rows of ``rank`` of ``world`` in a global batch, in order; empty if the batch has none for it.
 
-        A rank has the places [r * b, (r + 1) * b) of the batch, b = ceil(B / W), and lane l fills those from
-        l * B / L on. So ranks whose number divides the lanes have lanes of their own.
+        A rank has the places [r * b, (r + 1) * b) of the batch, where b = ceil(B / W), and lane l fills the places from
+        l * B / L on. So if the number of ranks divides the number of lanes, each rank has its own lanes.
         """
         size = -(-self.order.global_batch // world)
         first, end = rank * size, min((rank + 1) * size, self.order.global_batch)
@@ -147,22 +147,22 @@ class BatchSampler:
         return found
 
     def owned(self, batch: int, rank: int, world: int) -> int:
-        """How many rows of a global batch are those of ``rank`` of ``world``."""
+        """Count the rows of a global batch that belong to ``rank`` of ``world``."""
         return sum(take.stop - take.start for take in self.takes(batch, rank, world))
 
     def first(self, batch: int) -> Take:
-        """The first row of a global batch."""
-        # The short batch may have fewer rows than there are lanes.
+        """Return the first row of a global batch."""
+        # The short batch may have fewer rows than there are lanes, so the first lanes may be empty.
         lane = next(lane for lane in range(self.lanes) if self._filled(batch, lane))
         return Take(lane, batch * self.quota, batch * self.quota + 1)
 
     def places(self, take: Take) -> slice:
-        """Where the rows of ``take`` are among all rows of an epoch, lane after lane."""
+        """Return where the rows of ``take`` are among all rows of an epoch, lane after lane."""
         begin = self._begin(take.lane)
         return slice(begin + take.start, begin + take.stop)
 
     def windows(self, epoch: int, lane: int) -> Iterator[Window]:
-        """The windows of a lane in an ``epoch``."""
+        """Yield the windows of a lane in an ``epoch``."""
         parts, start = self._parts(epoch, lane), 0
         for number, at in enumerate(range(0, len(parts), self.together)):
             own = tuple(parts[at : at + self.together])
@@ -171,17 +171,17 @@ class BatchSampler:
             start += rows
 
     def mixed(self, window: Window) -> np.ndarray:
-        """The order of the rows of a window."""
+        """Return the order of the rows of a window."""
         if not self.order.shuffle:
             return np.arange(window.rows)
         numbers = [window.epoch, window.number]
-        # Lane 0 is as in an order of one lane.
+        # Lane 0 keeps the order of a dataset with a single lane.
         if window.lane:
             numbers.append(window.lane)
         return self.order.generator(*numbers).permutation(window.rows)
 
     def _filled(self, batch: int, lane: int) -> int:
-        # Rows of lane in a global batch; the last, short one has equally many of all lanes, but for one.
+        # The rows of ``lane`` in a global batch; in the last, short one the lanes' numbers differ by one at most.
         if batch < self._full:
             return self.quota
         return self._short * (lane + 1) // self.lanes - self._short * lane // self.lanes
@@ -190,7 +190,7 @@ class BatchSampler:
         return self._full * self.quota * lane + self._short * lane // self.lanes
 
     def _lay(self, epoch: int) -> tuple[list[RowGroup], np.ndarray]:
-        # The groups of an epoch end to end, with the place where each ends among the epoch's rows.
+        # Lays the row groups of an epoch end to end; also returns the place where each ends among the epoch's rows.
         groups = self._groups
         if self.order.shuffle:
             groups = [groups[i] for i in self.order.generator(epoch).permutation(len(groups))]
@@ -201,7 +201,7 @@ class BatchSampler:
         at, stop = self._begin(lane), self._begin(lane + 1)
         number, parts = int(np.searchsorted(ends, at, side="right")), []
         while at < stop:
-            # A group on the border of two lanes is a part of both.
+            # A group that lies across the border of two lanes is a part of both.
             group, end = groups[number], int(ends[number])
             begin = end - group.rows
             parts.append(RowRange(group, at - begin, min(end, stop) - begin))
@@ -226,16 +226,16 @@ def keep_groups(order: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 
 def decoded_share(train: TrainConfig, world_size: int, groups: int) -> float:
-    """The share of the rows in ``groups`` row groups that a rank decodes: of ``world_size`` ranks the one with most.
+    """Return the share of the rows in ``groups`` row groups that the busiest of ``world_size`` ranks decodes.
 
-    Predictions and dry runs go by it. A rank decodes the lanes that it takes rows of, each whole (``BatchSampler``).
-    Left out are the row groups on the border of two lanes, which are decoded for both.
+    Predictions and dry runs use it. A rank decodes each lane that it takes rows of as a whole (``BatchSampler``). Row
+    groups across the border of two lanes, which are decoded for both, are not counted twice.
     """
     lanes = fitting_lanes(train.dealt_lanes, train.batch, groups)
     size, quota = -(-train.batch // world_size), train.batch // lanes
     most = 0
     for start in range(0, train.batch, size):
         end = min(start + size, train.batch)
-        # From the lane of its first row to that of its last one.
+        # Count from the lane of the first row to that of the last one.
         most = max(most, -(-end // quota) - start // quota)
     return most / lanes

@@ -1,4 +1,4 @@
-"""From the embeddings of events to the vectors of sequences, on a bounded number of events at a time."""
+"""Computes the vectors of sequences from the embeddings of events, for a bounded number of events at a time."""
 
 from __future__ import annotations
 
@@ -87,11 +87,11 @@ def encode_in_parts(
     candidates: Sequence[Tensor | None],
     samples: int,
 ) -> Tensor:
-    """What the ``SequenceVector`` gives of all ``samples``, [B, D], working on ``most`` events at a time (None: all).
+    """Compute the ``SequenceVector`` of all ``samples``, [B, D], with ``most`` events at a time (None: all).
 
-    Consecutive samples are taken together as long as their events are few enough (``train.max_events``), and what the
-    block keeps for the backward pass is computed again there (Chen et al. 2016, arXiv 1604.06174). The lookup stays
-    one, and so does the step.
+    Consecutive samples are processed together as long as their events are few enough (``train.max_events``), and what
+    the block keeps for the backward pass is recomputed there (Chen et al. 2016, arXiv 1604.06174). There is still one
+    lookup and one step.
 
     Sums over samples, as in the gradients of parameters, are added up in another order; the rest is the same.
     """
@@ -100,16 +100,16 @@ def encode_in_parts(
         return vectors
     parts = split_samples(torch.bincount(rows, minlength=samples).cpu().numpy(), most)
     counts, events = map(list, zip(*parts, strict=True))
-    # One split, not slices: the gradients of its parts are joined once.
+    # Use one split instead of slices, so that the gradients of its parts are joined only once.
     by_column = [column.split(events) for column in columns]
     by_candidate: list[Sequence[Tensor | None]] = []
     for candidate in candidates:
         by_candidate.append([None] * len(parts) if candidate is None else candidate.split(counts))
-    # The number of each part's first sample: samples are numbered within their part.
+    # The first sample of each part, which is subtracted because samples are numbered within their part.
     firsts = accumulate(counts, initial=0)
     compute = vector
     if torch.is_grad_enabled():
-        # Activations are computed again in the backward pass, from the same random state.
+        # Activations are recomputed in the backward pass, from the same random state.
         compute = partial(checkpoint, vector, use_reentrant=False)  # type: ignore[assignment]
     found = []
     for number, (own, first, count) in enumerate(zip(rows.split(events), firsts, counts, strict=False)):
@@ -120,10 +120,10 @@ def encode_in_parts(
 
 
 def split_samples(lengths: np.ndarray, most: int) -> list[Part]:
-    """Consecutive samples of these ``lengths``, at most ``most`` events in all and at least one sample a part."""
+    """Split consecutive samples of these ``lengths`` into parts of at most ``most`` events and at least one sample."""
     ends, parts, start, before = np.cumsum(lengths), list[Part](), 0, 0
     while start < len(lengths):
-        # A sample with more than ``most`` events is a part of its own: a block takes all events of a sample.
+        # A sample with more than ``most`` events is a part by itself, since a block needs all events of a sample.
         stop = max(int(np.searchsorted(ends, before + most, side="right")), start + 1)
         end = int(ends[stop - 1])
         parts.append((stop - start, end - before))
@@ -152,7 +152,7 @@ class SequenceEncoders(nn.Module):
         super().__init__()
         self._lookups, self.vectors, self._most = lookups, vectors, most
         self._columns: dict[str, list[str]] = {}
-        # For each column of events the sample's own feature from the same table, with which the block compares them.
+        # Maps each column of events to the sample's own feature of the same table, with which the block compares them.
         self._candidates: dict[str, list[str | None]] = {}
         self._longest: dict[str, int] = {}
         for sequence in schema.sequences:
@@ -161,14 +161,14 @@ class SequenceEncoders(nn.Module):
             self._candidates[sequence.name] = [column.table or None for column in sequence.columns]
 
     def of(self, schema: DatasetSchema) -> SequenceEncoders | None:
-        """The part of ``schema``, which has some of the sequences; the modules are the same ones. None: it has none."""
+        """Return encoders for ``schema``, with the same modules for its part of the sequences; None if it has none."""
         lookups = event_lookups(schema)
         if lookups is None:
             return None
         return SequenceEncoders(schema, lookups, self.vectors, self._most)
 
     def take(self, looked_up: KeyedTensor, samples: int, events: Sequence[Tensor]) -> LookedUpEmbeddings:
-        """The embeddings that the lookup of ``Batch.lookups`` gave, by what they are of."""
+        """Return the embeddings that the lookup of ``Batch.lookups`` gave, by feature and by column."""
         counts = dict(zip(self._columns, map(len, events), strict=True))
         tables, start = looked_up.to_dict(), 0
         pooled: dict[str, Tensor] = {}
@@ -202,7 +202,7 @@ def build_sequence_encoders(
         most: ``train.max_events``.
 
     Returns:
-        None where it has no sequences.
+        The module; None where ``schema`` has no sequences.
     """
     lookups = event_lookups(schema)
     if lookups is None:

@@ -1,4 +1,4 @@
-"""What training reads of the configuration. ``training/config_settings.py`` takes it out of a whole one."""
+"""The settings that training reads. ``training/config_settings.py`` selects them from a whole configuration."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pipeline.config.train import DebugConfig, TrainConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
-    """What builds a model over all ranks. ``one_machine``: the ranks of all hosts run on this machine."""
+    """The settings that build a model over all ranks. ``one_machine``: the ranks of all hosts run on this machine."""
 
     seed: int
     model: ModelConfig
@@ -28,9 +28,9 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings(ModelSettings):
-    """What a training reads beside its model. ``record``: all settings, which its checkpoints keep.
+    """The settings that a training reads besides its model's. ``record`` has all settings, which its checkpoints keep.
 
-    ``limit_memory``: ``launch.limit_memory``.
+    ``limit_memory`` is ``launch.limit_memory``.
     """
 
     checkpoint: CheckpointConfig
@@ -41,6 +41,6 @@ class TrainingSettings(ModelSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class PredictionSettings(ModelSettings):
-    """What a prediction reads: its model, and ``global_batch``, the rows of a batch over all ranks."""
+    """The settings that a prediction reads: its model's, and ``global_batch``, the rows of a batch over all ranks."""
 
     global_batch: int

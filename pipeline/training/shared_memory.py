@@ -1,7 +1,7 @@
 """Collectives of ranks on one machine through shared memory.
 
-gloo sends through the network stack even within a machine, which costs several times the copies themselves. Here every
-rank writes what it sends into memory that all ranks map, meets the others, and reads what it receives.
+gloo sends through the network stack even within a machine, which costs several times as much as the copies themselves.
+Here every rank writes what it sends into memory that all ranks map, waits for the others, and reads what it receives.
 """
 
 from __future__ import annotations
@@ -37,30 +37,31 @@ log = logging.getLogger(__name__)
 
 # Bytes of the largest message; pages that no message reaches take no memory.
 SLOT = 256 << 20
-# Values of a sum at a time, so that they stay in the cache.
+# The number of values that are summed at a time, so that they stay in the cache.
 CHUNK = 1 << 15
-# Int64 values of a cache line, so that ranks do not write into the same one.
+# The number of int64 values in a cache line; ranks write at this distance so that they do not share one.
 LINE = 8
-# Looks before the first pause, and where ranks share CPUs, of which a look takes some from the rank that is waited for;
-# seconds of a pause, between looks at peers, and of waiting for a rank that runs.
+# SPINS and SHARED_SPINS: looks at the others before the first pause, fewer where ranks share CPUs and looking takes
+# time from the rank that is waited for. PAUSE: seconds of a pause. CHECK: seconds between checks that the other
+# processes run. LONGEST: seconds to wait for a rank that runs.
 SPINS, SHARED_SPINS, PAUSE, CHECK, LONGEST = 2000, 20, 5e-5, 0.5, 1800.0
 
 
 class SharedMemory:
     """Collectives over the ranks of ``group`` (None: all), which call the same ones in the same order.
 
-    ``share_memory`` makes it.
+    Use ``share_memory`` to make it.
 
-    Two slots for each rank are written in turn. A rank writes into a slot again after the meeting that follows its
-    reading by all others, so one meeting a collective is enough. x86 keeps the order of writes that this rests on.
-    ``memory``: mapped by all ranks; ``pids``: their processes. ``counted``: gets the bytes for each rank of pooled
-    embeddings and their gradients, which no function of ``dist`` sees; ``dtype``: of these values on the way and where
-    they arrive (None: as they are).
+    Each rank has two slots and writes into them alternately. A rank writes into a slot again only after the meeting
+    that follows its reading by all others, so one meeting per collective is enough. This relies on x86 keeping the
+    order of writes. ``memory`` is mapped by all ranks; ``pids`` are their processes. ``counted`` gets the bytes for
+    each rank of pooled embeddings and their gradients, which no function of ``dist`` sees. ``dtype`` is the dtype of
+    these values in transit and on arrival (None: they keep their own).
     """
 
     def __init__(self, memory: mmap.mmap, pids: list[int], group: dist.ProcessGroup | None = None) -> None:
         self._rank, self._world = dist.get_rank(group), dist.get_world_size(group)
-        # The group of all ranks goes by either name.
+        # The group of all ranks is known by either name.
         self._groups = (group,) if group is not None else (None, dist.group.WORLD)
         self._map, self._pids, self._group = memory, pids, group
         self.counted: Callable[[Sequence[int], dist.ProcessGroup | None], None] | None = None
@@ -70,14 +71,14 @@ class SharedMemory:
         head, world = _head(self._world), self._world
         values = np.frombuffer(memory, np.int64, head // 8)[LINE:]
         self._arrived = values[: LINE * world : LINE]
-        # Of each slot: the bytes for each rank; -1 first where the message did not fit.
+        # For each slot, the bytes for each rank; the first is -1 where the message did not fit.
         sizes = values[LINE * world :][: 2 * world * world * LINE]
         self._sizes = sizes.reshape(2, world, -1)[:, :, :world]
         every = torch.frombuffer(memory, dtype=torch.uint8, offset=head)
         self._slots = every.view(2, world, SLOT)
 
     def all_to_all(self, output: Tensor, input: Tensor, receives: list[int], sends: list[int]) -> bool:
-        """Exchange bytes: ``sends`` to each rank, ``receives`` from each. False where any rank's do not fit a slot."""
+        """Exchange bytes: ``sends`` to each rank, ``receives`` from each. False if any rank's do not fit a slot."""
         turn = self._send(input, sends, own=slice(sum(sends[: self._rank]), sum(sends[: self._rank + 1])))
         sizes = self._sizes[turn]
         if (sizes[:, 0] < 0).any():
@@ -93,9 +94,9 @@ class SharedMemory:
         return True
 
     def post(self, values: list[Tensor]) -> bool:
-        """Write ``values`` for ``take_sums``, and wait for nobody; False, and nothing, where they do not fit a slot.
+        """Write ``values`` for ``take_sums`` without waiting; False, without a write, if they do not fit a slot.
 
-        No other collective of this memory may come between the two.
+        No other collective of this memory may come between the two calls.
         """
         if sum(each.nbytes for each in values) > SLOT:
             return False
@@ -108,7 +109,7 @@ class SharedMemory:
         return True
 
     def take_sums(self, values: list[Tensor]) -> None:
-        """Replace ``values`` by the sums of what all ranks post, in the order of ranks. Waits for those posts."""
+        """Replace ``values`` by the sums of what all ranks posted, in the order of ranks. Waits for those posts."""
         self._wait()
         slots, at = self._slots[self._calls % 2], 0
         for each in values:
@@ -121,7 +122,7 @@ class SharedMemory:
             at += each.nbytes
 
     def all_gather(self, output: Tensor, input: Tensor) -> bool:
-        """Fill ``output`` with the ``input`` of all ranks, in their order; False where any does not fit a slot.
+        """Fill ``output`` with the ``input`` of all ranks, in their order; False if any does not fit a slot.
 
         ``input`` may be this rank's part of ``output``.
         """
@@ -134,10 +135,10 @@ class SharedMemory:
         return True
 
     def pooled(self, values: Tensor, batches: list[int], widths: list[int]) -> Tensor:
-        """``values`` [sum of ``batches``, own width], rows by rank, to [own batch, sum of ``widths``], columns by rank.
+        """Exchange [sum of ``batches``, own width], rows by rank, for [own batch, sum of ``widths``], columns by rank.
 
-        They fit a slot, and become ``self.dtype`` on the way. Other than after ``all_to_all``, nothing is left to be
-        put in order.
+        They must fit a slot, and become ``self.dtype`` on the way. Unlike after ``all_to_all``, the result needs no
+        reordering.
         """
         parts = values.split(batches)
         result = values.new_empty(batches[self._rank], sum(widths), dtype=self.dtype or values.dtype)
@@ -150,7 +151,7 @@ class SharedMemory:
         return result
 
     def pooled_back(self, grad: Tensor, batches: list[int], widths: list[int], by: int, dtype: torch.dtype) -> Tensor:
-        """The way back of ``pooled``: gradients [own batch, sum of ``widths``], in ``dtype``, divided ``by`` that."""
+        """Send gradients [own batch, sum of ``widths``] the way back of ``pooled``, as ``dtype``, divided by ``by``."""
         parts = grad.split(widths, dim=1)
         turn = self._put(parts, grad.dtype)
         result = grad.new_empty(sum(batches), widths[self._rank], dtype=dtype)
@@ -165,9 +166,10 @@ class SharedMemory:
         return result
 
     def _put(self, parts: Sequence[Tensor], dtype: torch.dtype) -> int:
-        # Write the parts for the other ranks into this one's slot, and meet them; returns the slots' number.
+        # Writes the parts for the other ranks into this rank's slot and meets them; returns which of the two slots was
+        # used.
         self._calls += 1
-        # Two slots take turns: some rank may still be reading what the call before left in the other one.
+        # Alternate between two slots, because a rank may still be reading what the previous call left in the other one.
         turn, at = self._calls % 2, 0
         sizes = [part.numel() * dtype.itemsize for part in parts]
         if self.counted is not None:
@@ -180,7 +182,7 @@ class SharedMemory:
         return turn
 
     def _part(self, turn: int, source: int, like: Tensor, dtype: torch.dtype) -> Tensor:
-        # What the rank source wrote for this one, in dtype, of the shape of like.
+        # Returns what rank ``source`` wrote for this one, as ``dtype``, with the shape of ``like``.
         sizes = self._sizes[turn, source]
         start, count = int(sizes[: self._rank].sum()), int(sizes[self._rank])
         if count != like.numel() * dtype.itemsize:
@@ -188,7 +190,7 @@ class SharedMemory:
         return self._slots[turn, source, start : start + count].view(dtype).view(like.shape)
 
     def _send(self, values: Tensor, sizes: list[int], own: slice = slice(0, 0)) -> int:
-        # Write values, but for this rank's own bytes, into its slot and meet the others; which slots.
+        # Writes values, except this rank's own bytes, into its slot and meets the others; returns which slot was used.
         self._calls += 1
         turn, fits = self._calls % 2, values.nbytes <= SLOT
         if fits:
@@ -199,8 +201,8 @@ class SharedMemory:
         return turn
 
     def _meet(self, turn: int, sizes: list[int]) -> None:
-        # Tell the others how many bytes there are for each of them, and wait until every rank has made this call. The
-        # mark is written last: whoever sees it may read what was written before it.
+        # Announces the number of bytes for each rank, and waits until every rank has made this call. The mark is
+        # written last: a rank that sees it may read what was written before it.
         self._sizes[turn, self._rank] = sizes
         self._arrived[self._rank] = self._calls
         self._wait()
@@ -231,12 +233,12 @@ class SharedMemory:
 
     @contextmanager
     def exchanging(self) -> Iterator[None]:
-        """``dist.all_to_all_single`` and ``all_gather_into_tensor`` of these ranks go through shared memory inside."""
+        """Route these ranks' ``dist.all_to_all_single`` and ``all_gather_into_tensor`` through shared memory."""
         former = dist.all_to_all_single, dist.all_gather_into_tensor
         thread = threading.get_ident()
 
         def here(group: Any) -> bool:
-            # Other threads have their own order.
+            # Calls of other threads are left alone, since they have an order of their own.
             return group in self._groups and threading.get_ident() == thread
 
         def part_bytes(values: Tensor, rows: list[int] | None) -> list[int]:
@@ -304,7 +306,7 @@ class _Done:
 def memory_between(
     device: torch.device, settings: ModelSettings, towers: TowerEmbeddings | None
 ) -> SharedMemory | None:
-    """Memory of the ranks of one host that exchange embeddings with each other; as ``share_memory``. Collective.
+    """Share memory between the ranks of one host that exchange embeddings, as ``share_memory`` does. Collective.
 
     With ``towers``, these are the ranks that share a tower's tables.
     """
@@ -316,11 +318,11 @@ def memory_between(
 def share_memory(
     device: torch.device, *, one_machine: bool, group: dist.ProcessGroup | None = None
 ) -> SharedMemory | None:
-    """Memory of the ranks of ``group`` (None: all); None where they exchange otherwise. Collective.
+    """Map memory for all ranks of ``group`` (None: all); None where they exchange otherwise. Collective.
 
-    That is where there is one rank, on CUDA, on several machines, and where a rank cannot map the memory.
+    It returns None for one rank, on CUDA, on several machines, and where a rank cannot map the memory.
     """
-    # Other processors may show the writes of a rank in another order than that in which it made them.
+    # Other processors may show a rank's writes in another order than the one in which it made them.
     able = one_machine and device.type == "cpu" and platform.machine() in ("x86_64", "AMD64")
     if not able or dist.get_world_size(group) == 1 or not hasattr(os, "memfd_create"):
         return None
@@ -332,13 +334,14 @@ def share_memory(
 
 
 def _head(world: int) -> int:
-    # Bytes in front of the slots: a mark, which rank is at which call, and the sizes of messages.
+    # The bytes in front of the slots: a mark, the number of the call that each rank is in, and the sizes of messages.
     return -(-8 * LINE * (1 + world * (1 + 2 * world)) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _mapped(size: int, group: dist.ProcessGroup | None) -> tuple[mmap.mmap | None, list[int]]:
-    # Memory without a file, of the first rank, which the others open through its process; and all processes. None where
-    # one of them cannot. The mark shows that all have the same memory, whatever their view of processes.
+    # Returns memory without a file, made by the first rank and opened by the others through its process, and all
+    # process ids. The memory is None where a rank cannot map it. The mark shows that all have the same memory, whatever
+    # their view of processes.
     opened, handle = None, -1
     where: list[Any] = [None]
     rank, first = dist.get_rank(group), dist.get_process_group_ranks(group)[0]
@@ -366,7 +369,7 @@ def _mapped(size: int, group: dist.ProcessGroup | None) -> tuple[mmap.mmap | Non
             opened = None
     everyone: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(everyone, (os.getpid(), opened is not None), group=group)
-    # All have opened it by now, or never will.
+    # Every rank has opened the memory by now, or never will.
     if handle >= 0:
         os.close(handle)
     pids, able = zip(*everyone, strict=True)
@@ -377,7 +380,7 @@ def _mapped(size: int, group: dist.ProcessGroup | None) -> tuple[mmap.mmap | Non
 
 def _bytes(values: Tensor) -> Tensor:
     flat = values.detach().reshape(-1)
-    # One value, or none, counts as contiguous with any stride: 0 where NumPy gave it.
+    # A tensor of at most one value counts as contiguous with any stride, even 0 from NumPy, which ``view`` rejects.
     return flat.as_strided(flat.shape, (1,), flat.storage_offset()).view(torch.uint8)
 
 
@@ -389,12 +392,12 @@ def _runs(pid: int) -> bool:
 
 
 class DenseReduction:
-    """Takes the buckets of ``module``; ``finish`` replaces the gradients of its parameters by their mean.
+    """Takes over the gradient buckets of ``module``; ``finish`` replaces its gradients by their mean over the ranks.
 
-    DDP averages a bucket in the middle of the backward pass, and every rank waits there for the slowest. Here a rank
-    writes its gradients into shared memory once the dense part's backward pass is done, and goes on with the tables.
-    Before the optimizers' step it reads those of the others, which have written theirs before they exchanged the
-    gradients of embeddings. ``memory`` belongs to this reduction alone.
+    DDP averages a bucket in the middle of the backward pass, where every rank waits for the slowest. Here a rank writes
+    its gradients into shared memory once the dense part's backward pass is done, and continues with the tables. Before
+    the optimizers' step it reads those of the others, which wrote theirs before they exchanged the gradients of
+    embeddings. ``memory`` belongs to this reduction alone.
     """
 
     def __init__(self, module: DistributedDataParallel, memory: SharedMemory) -> None:
@@ -404,8 +407,8 @@ class DenseReduction:
         module.register_comm_hook(None, lambda _, bucket: self._take(bucket))
 
     def _take(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
-        # DDP's hook: the bucket as it is; its memory is that of the gradients. They are divided before they are summed,
-        # as in DDP, which keeps the sums in range.
+        # This is DDP's hook. It keeps the bucket, whose memory is that of the gradients. They are divided before they
+        # are summed, as in DDP, which keeps the sums in range.
         values = bucket.buffer()
         self._buckets.append(values.div_(self._world))
         if bucket.is_last():
@@ -419,7 +422,7 @@ class DenseReduction:
         if self._posted:
             self._memory.take_sums(self._buckets)
         else:
-            # The buckets do not fit a slot. All ranks have the same parameters, so none of them has posted.
+            # The buckets do not fit a slot. All ranks have the same parameters, so no rank has posted.
             for values in self._buckets:
                 dist.all_reduce(values)
         self._buckets, self._posted = [], False

@@ -1,4 +1,10 @@
-"""One rank's sharded model with its optimizers and pipeline: what takes a training's steps."""
+"""One rank's sharded model with its optimizers and pipeline: what takes a training's steps.
+
+The way of a step: ``StepExecutor.step`` sets the learning rates and calls ``progress`` of TorchRec's pipeline (with
+towers, of ``TowerPipeline``). That takes a batch and runs ``model.ClickModel.forward``, which returns the loss and what
+metrics need. In the backward pass of the loss, rows of tables are updated already: part 4 of
+``embeddings.sharding.shard_model`` says by which code. Finally ``optimizer.Optimizers.step`` updates everything else.
+"""
 
 from __future__ import annotations
 
@@ -47,24 +53,24 @@ log = logging.getLogger(__name__)
 
 
 class StepExecutor:
-    """One rank's sharded model with its optimizers and TorchRec's pipeline: takes one synchronous step after the other.
+    """One rank's sharded model with its optimizers and TorchRec's pipeline. It takes synchronous steps.
 
     Initial values depend on ``settings.seed`` alone, not on the plan or the number of ranks.
 
     Args:
         settings: What builds the model.
         schema: The columns of the dataset.
-        plan: Where the tables are.
+        plan: The placement of the tables.
         device: This rank's device.
-        towers: The result of the partition stage; None: flat.
-        row_store: The rows of the plan's tables on tier ssd; None: the plan has none.
-        total: Steps planned, which the learning rates' schedule spans.
+        towers: The result of the partition stage; None: a flat model.
+        row_store: The rows of the plan's tables on tier ssd; None where the plan has none.
+        total: Steps planned, which the schedule of the learning rates spans.
 
     Attributes:
         steps: The number of steps taken.
         lr: ``train.lr`` times the factor of the newest step.
         rows, dense: The tables, and all other parameters by name.
-        alone: Whether this is one rank that has all tables whole.
+        alone: Whether there is one rank, which has all tables whole.
         clock: Times the phases of steps.
         links: Counts the bytes that this rank sends.
     """
@@ -84,33 +90,33 @@ class StepExecutor:
     ) -> None:
         pipeline = pipeline_of(settings.train.pipeline, plan, towers=towers is not None and not towers.is_flat)
 
-        # 1. The model, its tables sharded by the plan.
+        # 1. Build the model, with its tables sharded by the plan.
         sharded = assemble(settings, schema, plan, towers, device, trained=True, row_store=row_store)
         self.model, self.rows, self._towers = sharded.model, sharded.rows, sharded.towers
         self.dense_part, self.row_store = sharded.dense_part, row_store
         self._model_config, self._average_used = settings.model, settings.train.average.use
         self.rows.initialise(settings.seed)
         if device.type == "cpu":
-            # Rows are read at random: pages of 4 KiB would cost a miss of the TLB each.
+            # Rows are read at random, so with pages of 4 KiB each row would cost a TLB miss.
             moved = use_large_pages(self.rows.local_shards())
             if moved and dist.get_rank() == 0:
                 log.info("tables: %.0f MiB in memory pages of 2 MiB", moved / MIB)
 
-        # 2. Its optimizers. Fused ones of tables learn in the backward pass.
+        # 2. Build its optimizers. Fused optimizers of tables learn in the backward pass.
         self.dense = dense_parameters(self.model)
         self.workers, self.links = workers_of(settings.hardware), Links(settings.hardware.ranks_per_host)
         self.optimizers = Optimizers(self.model, settings.train, total, self._towers, self.workers)
         self._reductions = _reductions(sharded, self.dense, self.workers)
         self.seed, self.steps, self.lr = settings.seed, 0, 0.0
 
-        # 3. The pipeline, which feeds the model and calls the optimizers. One rank has no ids to send ahead.
-        # Its kernels are called directly, unless a sharding needs what TorchRec's exchange does.
+        # 3. Build the pipeline, which feeds the model and calls the optimizers. A single rank has no ids to send ahead,
+        # so the kernels are called directly, unless a sharding needs what TorchRec's exchange does.
         self.alone = False
         if device.type == "cpu" and dist.get_world_size() == 1:
             self.alone = bypass_exchange(self.model)
         if self.alone:
             pipeline = TrainPipelineBase
-        # Embedding hosts hold the tables in host memory, whatever the workers' dense part runs on.
+        # Embedding hosts hold the tables in host memory, whatever device the workers' dense part is on.
         input_device = device
         if self.dense_part.workers is not None:
             input_device = torch.device("cpu")
@@ -122,26 +128,26 @@ class StepExecutor:
             self._pipeline = pipeline(self.model, self.optimizers, input_device)
         self._exchanging = self._share_memory(device, settings)
 
-        # 4. Hooks that time a step's phases.
+        # 4. Add hooks that time a step's phases.
         self.clock = PhaseClock(device)
         watch(self.clock, self.model, self.dense_part.pooled, self.optimizers)
         watch_pipeline(self.clock, self._pipeline)
 
     @staticmethod
     def threads_per_rank(train: TrainConfig) -> int | None:
-        """Return the threads of an operation of this rank; None: its share of the CPUs."""
+        """Return the threads of an operation on this rank; None: its share of the CPUs."""
         return train.threads_per_rank
 
     @property
     def device(self) -> torch.device:
-        """Where the dense part is."""
+        """The device of the dense part."""
         return next(iter(self.dense.values())).device
 
     def _share_memory(
         self, device: torch.device, settings: ModelSettings
     ) -> Callable[[], AbstractContextManager[None]]:
         # Ranks on the CPUs of one host exchange through its memory while a step runs; with towers, those that share a
-        # tower's tables. All others do as TorchRec does.
+        # tower's tables do. All others use TorchRec's exchange.
         memory = memory_between(device, settings, self._towers)
         if memory is None:
             return nullcontext
@@ -151,7 +157,7 @@ class StepExecutor:
             return memory.exchanging
         wrapped = self.model._dmp_wrapped_module
         if isinstance(wrapped, DistributedDataParallel):
-            # Without it, DDP averages the gradients of the dense part by itself.
+            # Without this memory, DDP averages the gradients of the dense part itself.
             dense_memory = memory_between(device, settings, None)
             if dense_memory is not None:
                 self.optimizers.before = DenseReduction(wrapped, dense_memory).finish
@@ -166,56 +172,57 @@ class StepExecutor:
         Raises:
             StopIteration: There is no batch left.
         """
-        # 1. What the step depends on besides its batch. Threads that fetch rows from SSD cannot raise their errors by
-        # themselves; learning rates and dropout are functions of the step's number, so a resumed run repeats them.
+        # 1. Prepare what the step depends on besides its batch. Threads that fetch rows from SSD cannot raise their
+        # errors themselves, so check them here. Learning rates and dropout are functions of the step's number, so a
+        # resumed run repeats them.
         if self.row_store is not None:
             self.row_store.check()
         self.clock.begin()
         self.lr = self.optimizers.set_step(self.steps)
         seed_step(self.seed, self.steps)
 
-        # 2. TorchRec's pipeline, which takes the next batch: zero_grad, forward, backward, in which the tables learn,
-        # and `Optimizers.step` for all else.
+        # 2. Run TorchRec's pipeline on the next batch: zero_grad, forward, backward, in which the tables learn, and
+        # ``Optimizers.step`` for everything else.
         output: Output
         if dist.get_world_size() == 1:
             output = self._pipeline.progress(batches)
         else:
             with self._exchanging(), self.links.counting():
                 output = self._pipeline.progress(batches)
-            # DDP reduces gradients where ``counting`` does not reach.
+            # DDP's gradient reductions bypass the functions that ``counting`` wraps.
             for size, ranks, dense in self._reductions:
                 self.links.reduced(size, ranks, dense=dense)
 
-        # 3. The step counts once all of it is done, so ``steps`` always fits the weights.
+        # 3. Count the step only once all of it is done, so ``steps`` always matches the weights.
         self.clock.end()
         self.steps += 1
         return output
 
     def drain(self) -> list[Output]:
-        """End the steps that are under way; returns what those put out that ``step`` has not returned."""
+        """Finish the steps under way and return their outputs that ``step`` has not returned."""
         return []
 
     def close(self) -> None:
         """End the threads that work for this executor."""
 
     def measure_speed(self, samples: int) -> Speed:
-        """Time the matrix products of a step over ``samples`` samples, alone, on this rank."""
+        """Time only the matrix products of a step over ``samples`` samples, on this rank."""
         part = self.dense_part
         assert part.inputs is not None
         return Speed.measure(self._model_config, part.inputs, samples, part.dtype, self.device, part.parts)
 
     @property
     def tower_features(self) -> dict[str, list[str]]:
-        """The features of every tower module that learns, by what its parameters' names start with."""
+        """Return the features of every tower module that learns, by the prefix of its parameters' names."""
         if self._towers is None:
             return {}
         return self._towers.module_features(TOWERS)
 
     @property
     def feature_order(self) -> dict[str, list[str]]:
-        """The features by group of ``data``, in the order in which the model takes them.
+        """Return the features by group of ``data``, in the order in which the model takes them.
 
-        Checkpoints record it: layers tell features apart by their places, so a warm start refuses another order.
+        Checkpoints record it: layers identify features by position, so a warm start refuses another order.
         """
         dense: list[str] = []
         if self.dense_part.inputs is not None:
@@ -223,24 +230,24 @@ class StepExecutor:
         return {"dense": dense, "sparse": list(self.dense_part.tables)}
 
     def gather(self) -> None:
-        """Bring what other ranks trained or keep to rank 0, tower modules and optimizer state. Collective."""
+        """Collect on rank 0 what other ranks trained or keep: tower modules and optimizer state. Collective."""
         self.optimizers.gather()
         if self._towers is not None:
             gather_towers(self._towers, self.optimizers.dense)
 
     @property
     def published_average(self) -> Average | None:
-        """The average of the dense weights that takes their place when they are published; None without one."""
+        """The average of the dense weights, which replaces them when they are published; None without one."""
         return self.optimizers.average if self._average_used else None
 
     @contextmanager
     def looking(self) -> Iterator[torch.nn.Module]:
-        """Yield the model as it would be published, in evaluation mode, to be called directly; then it trains on.
+        """Yield the model as it would be published, in evaluation mode, to be called directly; then resume training.
 
         The pipeline must be empty: see ``must_drain``.
         """
         average = self.published_average
-        # The pipeline has put its own forward of sharded modules in place, which waits for ids that were sent ahead.
+        # The pipeline has replaced the forward of sharded modules by its own, which waits for ids that were sent ahead.
         if self.must_drain:
             self._pipeline.detach()
         if average is not None:
@@ -263,7 +270,7 @@ class StepExecutor:
         return isinstance(self._pipeline, TrainPipelineSparseDist)
 
     def finished(self) -> torch.nn.Module:
-        """Take the model out of the pipeline, to be called directly in evaluation mode."""
+        """Detach the model from the pipeline and return it, to be called directly in evaluation mode."""
         if self.must_drain:
             self._pipeline.detach()
         return self.model.eval()
@@ -272,7 +279,7 @@ class StepExecutor:
 def pipeline_of(name: str, plan: Plan, *, towers: bool) -> type[Any]:
     """Return TorchRec's pipeline for ``train.pipeline``.
 
-    They copy the next batches, which lie in page-locked memory, to a GPU on a stream of their own.
+    The pipelines copy the next batches, which are in page-locked memory, to a GPU on a separate stream.
 
     Raises:
         ConfigError: It is prefetch, and no table has a cache, or there are ``towers``.
@@ -295,11 +302,11 @@ def pipeline_of(name: str, plan: Plan, *, towers: bool) -> type[Any]:
 def _reductions(
     sharded: Sharded, dense: dict[str, torch.nn.Parameter], workers: Workers
 ) -> list[tuple[int, list[int], bool]]:
-    # This rank's all-reductions of a step, which DDP does: (bytes, global ranks, whether it is the dense part).
+    # Lists this rank's all-reductions by DDP in a step: (bytes, global ranks, whether it is the dense part).
     if not workers.here:
         return []
     ranks, towers = list(workers.ranks), sharded.towers
-    # The parameters of towers' modules are reduced among the ranks that train the tower, all others among the workers.
+    # Parameters of towers' modules are reduced among the ranks that train the tower, all others among the workers.
     unshared: set[int] = set()
     table_ranks, tower_bytes = ranks, 0
     if towers is not None:
@@ -321,9 +328,9 @@ def _reductions(
 
 
 class TowerPipeline:
-    """``progress`` takes a step, as TorchRec's pipelines do. They cannot fetch ahead here: the ids travel first.
+    """Takes steps by ``progress``, as TorchRec's pipelines do, which cannot fetch ahead here: the ids travel first.
 
-    ``ahead``: the next batch's lengths travel during the forward pass, its ids during the backward pass.
+    With ``ahead``, the next batch's lengths travel during the forward pass, its ids during the backward pass.
     """
 
     def __init__(
@@ -358,13 +365,13 @@ class TowerPipeline:
         if coming is not None:
             self._next = coming, self.wait_sparse_data_dist(sent)
         loss.backward()
-        # Before the optimizers: DDP leaves out towers' modules, whose gradients only the ranks of a tower share.
+        # Reduce before the optimizers step: DDP skips towers' modules, whose gradients only the ranks of a tower share.
         self._towers.reduce_gradients()
         self._optimizers.step()
         return output
 
     def start_sparse_data_dist(self, batch: Batch) -> tuple[Batch, Sent]:
-        """Start to send a batch's ids to their towers. ``step_phases`` times it by TorchRec's name for it."""
+        """Start to send a batch's ids to their towers. ``step_phases`` times this method by TorchRec's name for it."""
         batch = batch.to(self._device, non_blocking=True)
         return batch, self._towers.send(batch.sparse, batch.lookups, batch.events)
 
@@ -376,7 +383,7 @@ class TowerPipeline:
 @torch.no_grad()
 def gather_towers(towers: TowerEmbeddings, optimizer: torch.optim.Optimizer) -> None:
     """Copy every tower module and its optimizer state from the first rank of its hosts to all ranks. Collective."""
-    # Of several states: only those of parameters that learn here have all names after a restore.
+    # Merge the keys of all states: after a restore, only the states of parameters that learn here have all of them.
     template: dict[str, Any] = {}
     for state in optimizer.state.values():
         template |= state
@@ -386,7 +393,7 @@ def gather_towers(towers: TowerEmbeddings, optimizer: torch.optim.Optimizer) -> 
             _broadcast(parameter.data, source, parameter.device)
             if not template:
                 continue
-            # This rank has no state yet of parameters that other ranks train.
+            # This rank has no state yet for parameters that other ranks train.
             state = optimizer.state[parameter]
             for name, value in _initial_state(optimizer, parameter, template).items():
                 state.setdefault(name, value)
@@ -398,7 +405,7 @@ def _broadcast(value: Any, source: int, device: torch.device) -> Any:
     # A tensor is filled in place; other values are whole numbers, such as the count of an average.
     if not isinstance(value, Tensor):
         return int(_broadcast(torch.tensor(value), source, device))
-    # Adagrad counts its steps on the CPU, where NCCL does not reach.
+    # Adagrad keeps its step count on the CPU, but NCCL only sends from CUDA.
     sent = value.to(device)
     dist.broadcast(sent, source)
     return value.copy_(sent)
@@ -412,7 +419,7 @@ def _initial_state(optimizer: torch.optim.Optimizer, parameter: Tensor, template
             zeros[name] = torch.zeros_like(parameter if value.dim() else value)
     if not hasattr(optimizer, "new_state"):
         return zeros
-    # States that depend on the parameter's shape are made by the optimizer itself, which knows no average.
+    # The optimizer itself makes states that depend on the parameter's shape, but it knows nothing of the average.
     state: dict[str, Any] = optimizer.new_state(parameter)
     for name in (AVERAGE, COUNT):
         if name in zeros:

@@ -1,9 +1,9 @@
-"""Where a step's time goes: every fifth step is cut into the phases that plans predict (``records.PHASES``).
+"""Measures where a step's time goes: every fifth step is split into the phases that plans predict (``PHASES``).
 
 A rank is in one phase at a time, and hooks mark the boundaries, so phases add up to the step without the wait for data.
 On a CPU they read the host's clock; on CUDA they record events on the training stream. Work beside the step (the next
-batch's exchange, NCCL's reductions) counts only as far as the step waits for it. ``compare_with_plan`` sets the figures
-beside the plan's, as ``result.json`` has them.
+batch's exchange, NCCL's reductions) counts only as far as the step waits for it. ``compare_with_plan`` puts the figures
+next to the plan's, as ``result.json`` has them.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from pipeline.records.plan import PHASES, Plan
 from pipeline.training.distributed import add_up, largest
 from pipeline.training.memory import MemoryMeter
 
-# The first steps fill the pipeline, allocate and compile.
+# Every fifth step is sampled, but not the first steps, which fill the pipeline, allocate and compile.
 EVERY, FIRST = 5, 2
-# Samples that count: those of the last 5,000 steps.
+# The number of samples kept: those of the last 5,000 steps.
 KEPT = 1000
-# The wait for data, which is no phase of the step.
+# The name of the wait for data, which is not a phase of the step.
 WAITING = "waiting"
 T = TypeVar("T")
 Mark = tuple[str, Any]
@@ -67,7 +67,7 @@ class PhaseClock:
         if not self._cuda:
             self._marks.append((phase, self._host_now()))
             return
-        # Read in ``collect``: to wait for the stream here would change the step that is timed.
+        # The event is read in ``collect``, since waiting for the stream here would change the step that is timed.
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         self._marks.append((phase, event))
@@ -82,7 +82,7 @@ class PhaseClock:
             self.collect()
 
     def collect(self) -> None:
-        """Turn the marks of finished steps into samples; on CUDA this waits for the stream to have passed them."""
+        """Turn the marks of finished steps into samples; on CUDA this waits until the stream has passed them."""
         for marks in self._finished:
             spent = dict.fromkeys(PHASES, 0.0)
             for (phase, start), (_, stop) in pairwise(marks):
@@ -97,9 +97,9 @@ class PhaseClock:
         self._finished = []
 
     def figures(self) -> dict[str, float]:
-        """Mean ms of every phase on this rank over the middle half of the samples; empty where no step was sampled.
+        """Return each phase's mean ms on this rank over the middle half of the samples; empty if no step was sampled.
 
-        The middle half by the samples' sums: slow and quick ones do not count, and phases still add up to a step.
+        Samples are ranked by their sums: slow and quick ones do not count, and phases still add up to a step.
         """
         self.collect()
         ordered = sorted(self._samples, key=lambda sample: sum(sample.values()))
@@ -111,8 +111,8 @@ class PhaseClock:
 
     @contextmanager
     def within(self, phase: str) -> Iterator[None]:
-        """The body is in ``phase``; afterwards the former phase goes on."""
-        # The pipeline exchanges the next batch's ids in the middle of another phase, to which the step goes back.
+        """Run the body in ``phase``, then continue the previous phase."""
+        # The pipeline exchanges the next batch's ids in the middle of another phase, which then continues.
         before = ""
         if self.sampling:
             before = self._marks[-1][0]
@@ -123,9 +123,9 @@ class PhaseClock:
             self.enter(before)
 
     def between(self, batches: Iterator[T]) -> Iterator[T]:
-        """``batches``; the wait for them is in no phase."""
+        """Yield ``batches``, counting the wait for them in no phase."""
         while True:
-            # With a default: a StopIteration within a generator becomes a RuntimeError (PEP 479).
+            # Use a default, because a StopIteration within a generator becomes a RuntimeError (PEP 479).
             with self.within(WAITING):
                 batch = next(batches, None)
             if batch is None:
@@ -134,9 +134,9 @@ class PhaseClock:
 
 
 def watch(clock: PhaseClock, dmp: DistributedModelParallel, pooled: torch.nn.Module, optimizers: Any) -> None:
-    """Add the hooks that call ``clock.enter`` where the model enters a phase; the room's README defines the phases.
+    """Add the hooks that call ``clock.enter`` where the model enters a phase; README.md here defines the phases.
 
-    ``pooled``: the module that first uses the collection's output.
+    ``pooled`` is the module that first uses the collection's output.
     """
 
     def after_lookup(module: torch.nn.Module, arguments: Any, output: torch.Tensor) -> None:
@@ -180,10 +180,10 @@ def watch_pipeline(clock: PhaseClock, pipeline: Any) -> None:
 
 
 def compare_with_plan(plan: Plan, clock: PhaseClock, memory: MemoryMeter, device: torch.device) -> dict[str, Any]:
-    """The figures of all ranks; collective. Without phases in the plan only the measured ones.
+    """Compare the figures of all ranks with the plan; collective. A plan without phases gives only measured figures.
 
-    ``phases``: ms, mean over the ranks; the time that a rank waits for another is in the exchanges. ``step``: ms of the
-    slowest rank, without the wait for data. ``memory``: bytes of the rank with most, of HBM on CUDA, else of DDR.
+    ``phases``: ms, the mean over the ranks; the time that a rank waits for another is in the exchanges. ``step``: ms of
+    the slowest rank, without the wait for data. ``memory``: bytes of the fullest rank, in HBM on CUDA, else in DDR.
     """
     measured = clock.figures()
     spent = torch.tensor([measured.get(phase, 0.0) for phase in PHASES], dtype=torch.float64, device=device)
@@ -199,7 +199,7 @@ def compare_with_plan(plan: Plan, clock: PhaseClock, memory: MemoryMeter, device
         if plan.phases:
             predicted = sum(rank.get(phase, 0.0) for rank in plan.phases) / len(plan.phases)
         figures["phases"][phase] = _comparison("ms", predicted, ms)
-    # Without phases the plan predicts the step of the embedding part alone, which was not measured.
+    # A plan without phases predicts only the step of the embedding part, which was not measured.
     predicted_step = None
     if plan.phases:
         predicted_step = plan.predicted_step_ms
@@ -208,7 +208,7 @@ def compare_with_plan(plan: Plan, clock: PhaseClock, memory: MemoryMeter, device
 
 
 def predicted_bytes(plan: Plan) -> int | None:
-    """Bytes of the fullest rank in the device's own memory: its tables and the reservations; None where unknown."""
+    """Return the bytes of the fullest rank in device memory: tables and reservations; None where unknown."""
     return max(plan.resident_bytes() or [0]) or None
 
 

@@ -1,4 +1,4 @@
-"""The loss of several tasks, and the sums behind their figures."""
+"""The loss of several tasks, and the sums from which their figures are computed."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pipeline.specs.label_kind import LABEL_KINDS, MAIN_TASK, LabelKind, TaskSum
 
 @dataclass(frozen=True)
 class TaskLoss:
-    """The sum of the tasks' losses, each times its weight. A row without a task's label adds nothing to that task's.
+    """The weighted sum of the tasks' losses. A row without a task's label adds nothing to that task's loss.
 
-    Each loss is a mean over the rows of the global batch, those without the label included: then a label counts the
-    same in every batch, whatever the number of labels beside it and of ranks.
+    Each loss is a mean over all rows of the global batch, including those without the label, so that a label counts the
+    same in every batch, whatever the number of other labels and of ranks.
     """
 
     kinds: tuple[LabelKind, ...]
@@ -28,7 +28,7 @@ class TaskLoss:
 
     @classmethod
     def of(cls, schema: DatasetSchema, train: TrainConfig) -> TaskLoss:
-        """The loss of the main task and of those of ``schema``."""
+        """Build the loss of the main task and of the tasks of ``schema``."""
         # The main task predicts clicks, the first kind of label.
         kinds, weights = [next(iter(LABEL_KINDS))], [train.task_weight(MAIN_TASK)]
         for task in schema.tasks:
@@ -44,16 +44,16 @@ class TaskLoss:
         offset: Tensor | None = None,
         others: Tensor | None = None,
     ) -> Tensor:
-        """The rank's part of the loss: logits and labels [b, T], a missing label NaN; ``weights`` [b] of ``Batch``.
+        """Return the rank's part of the loss, for logits and labels [b, T] (NaN: missing) and ``Batch.weights`` [b].
 
-        ``offset`` [b]: added to the main task's logits. ``others`` [b]: factors of the other tasks' weights.
+        ``offset`` [b] is added to the main task's logits. ``others`` [b] are factors of the other tasks' weights.
         """
         other_weights, losses = weights, []
         if others is not None:
             other_weights = weights * others
         columns = zip(self.kinds, self.weights, logits.unbind(1), labels.unbind(1), strict=True)
         for number, (kind, factor, task_logits, task_labels) in enumerate(columns):
-            # Where rows without a click were left out, the main task makes up for it by its logit, others by weights.
+            # If rows without a click were left out, the main task corrects for it by its logit, the others by weights.
             counts = other_weights
             if number == 0:
                 counts = weights
@@ -63,19 +63,19 @@ class TaskLoss:
             known = torch.where(present, task_labels, 0.0)
             if self.smoothing and kind.classes:
                 known = known.lerp(torch.full_like(known, 0.5), self.smoothing)
-            # Where the label is missing the logit is too: 0 times a loss that overflows would not be 0.
+            # Replace the logit where the label is missing, since 0 times a loss that overflows would not be 0.
             of_rows = kind.loss(torch.where(present, task_logits, 0.0), known)
             losses.append(factor * (of_rows * (counts * present)).sum())
         return torch.stack(losses).sum()
 
 
 def join_labels(labels: Tensor, extra: Tensor, tasks: int) -> Tensor:
-    """Labels of all tasks [b, 1 + ``tasks``] from those of the main one [b] and from ``Batch.extra``."""
+    """Join the labels of the main task [b] with those in ``Batch.extra`` to labels of all tasks [b, 1 + ``tasks``]."""
     return torch.cat([labels[:, None], extra[:, :tasks]], dim=1)
 
 
 def main_sums(logits: Tensor, labels: Tensor, weights: Tensor) -> list[Tensor]:
-    """The figures of ``metrics.Sums`` of real rows [n], each of them times its weight in ``weights``."""
+    """Compute the figures of ``train_metrics.Sums`` for real rows [n], each times its weight in ``weights``."""
     exact, each = weights.double(), logits.double()
     losses = functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
     rows = torch.full((), float(len(exact)), dtype=torch.float64, device=logits.device)
@@ -91,7 +91,7 @@ def main_sums(logits: Tensor, labels: Tensor, weights: Tensor) -> list[Tensor]:
 
 
 def task_sums(tasks: Sequence[TaskColumn], logits: Tensor, labels: Tensor, weights: Tensor) -> list[Tensor]:
-    """The figures of ``TaskSums`` of each further task, one after the other; columns of logits and labels are tasks."""
+    """Compute ``TaskSums`` of each further task, one after the other; columns of logits and labels are tasks."""
     sums = []
     for task, each, known in zip(tasks, logits[:, 1:].unbind(1), labels[:, 1:].unbind(1), strict=True):
         kind, there = LABEL_KINDS.get(task.kind), ~torch.isnan(known)
@@ -102,7 +102,7 @@ def task_sums(tasks: Sequence[TaskColumn], logits: Tensor, labels: Tensor, weigh
 
 
 def task_figures(tasks: Sequence[TaskColumn], sums: Sequence[TaskSums]) -> dict[str, dict[str, float | None]]:
-    """By task its figure, ``ne`` or ``rmse``, and its mean ``loss``; None where it is not defined."""
+    """Return each task's figure, ``ne`` or ``rmse``, and its mean ``loss``; None where it is not defined."""
     figures = {}
     for task, each in zip(tasks, sums, strict=True):
         kind, mean = LABEL_KINDS.get(task.kind), None

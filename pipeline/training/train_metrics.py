@@ -1,4 +1,4 @@
-"""The figures of a training interval: outputs are kept while steps run, and summed over the ranks at its end."""
+"""The figures of a training interval: step outputs are kept until its end, then summed over the ranks."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from pipeline.training.tasks import main_sums, task_figures, task_sums
 
 @dataclass(frozen=True)
 class Sums:
-    """Sums over the real rows of some steps, all ranks together. ``bad``: rows whose logit is not finite.
+    """Sums over the real rows of some steps on all ranks. ``bad``: rows whose logit is not finite.
 
-    Where rows have weights, every sum but ``bad`` is of weighted rows, ``rows`` of the weights; then ``unweighted`` is
-    their number.
+    Where rows have weights, every sum except ``bad`` is weighted and ``rows`` is the sum of the weights; ``unweighted``
+    is then the number of rows.
     """
 
     rows: float = 0.0
@@ -69,7 +69,7 @@ class Sums:
 class MetricAccumulator:
     """Collects the outputs of steps; ``close`` sums them over all ranks (the one collective of an interval).
 
-    ``schema``: of the dataset, whose further tasks and weights of rows count (None: it has none).
+    ``schema`` is that of the dataset, for its further tasks and row weights (None: it has neither).
     """
 
     def __init__(self, window_steps: int, schema: DatasetSchema | None = None) -> None:
@@ -87,16 +87,16 @@ class MetricAccumulator:
 
     @property
     def steps(self) -> int:
-        """Steps of the interval so far."""
+        """The number of steps in the interval so far."""
         return len(self._outputs)
 
     @property
     def window(self) -> Sums:
-        """Sums of the last intervals, of ``window_steps`` steps or more."""
+        """Sums over the last intervals, which have ``window_steps`` steps or more."""
         return sum((interval.sums for interval in self._window), Sums())
 
     def task_figures(self) -> dict[str, dict[str, float | None]]:
-        """Figures of the further tasks over the window, by task."""
+        """Return the figures of the further tasks over the window, by task."""
         totals = [TaskSums()] * len(self._tasks)
         for interval in self._window:
             for number, sums in enumerate(interval.tasks):
@@ -109,18 +109,18 @@ class MetricAccumulator:
         return sum(interval.steps for interval in self._window) >= self.window_steps
 
     def state(self) -> list[list[float]]:
-        """The window as plain data, for a checkpoint; ``load`` takes it back."""
+        """Return the window as plain data, for a checkpoint; ``load`` takes it back."""
         state = []
         for interval in self._window:
             figures = [interval.steps, *astuple(interval.sums)]
-            # Without row weights, the number of rows is the first of the sums, and checkpoints do not have it twice.
+            # Without row weights, the number of rows is the first of the sums, so checkpoints do not store it twice.
             if not interval.sums.unweighted:
                 figures.pop()
             state.append(figures + list(chain(*interval.tasks)))
         return state
 
     def load(self, state: list[list[float]]) -> None:
-        """Go on with the window of an earlier session."""
+        """Continue with a window that ``state`` returned."""
         self._window.clear()
         for figures in state:
             own = len(figures) - len(TaskSums._fields) * len(self._tasks)
@@ -132,14 +132,14 @@ class MetricAccumulator:
         self._window.clear()
 
     def close(self, waited: float) -> tuple[Sums, float, float]:
-        """End the interval: (its sums over all ranks, its seconds, the share spent waiting for data on this rank).
+        """End the interval; return its sums over all ranks, its seconds, and this rank's share of waiting for data.
 
         ``waited``: seconds waited for data since the start of training.
         """
         sums, tasks = self._sums()
         self._window.append(_IntervalSums(self.steps, sums, tasks))
         self._outputs = []
-        # Only whole intervals leave, so a full window has ``window_steps`` steps or a few more.
+        # Only whole intervals leave the window, so a full one has ``window_steps`` steps or a few more.
         while sum(each.steps for each in self._window) - self._window[0].steps >= self.window_steps:
             self._window.popleft()
         now = time.perf_counter()
@@ -181,7 +181,7 @@ class MetricAccumulator:
         return sums, _sums_of_tasks(totals[main:])
 
     def leave_out(self) -> None:
-        """Leave the time since ``close`` out of the next interval."""
+        """Exclude the time since ``close`` from the next interval."""
         self._began = time.perf_counter()
 
 

@@ -1,7 +1,7 @@
-"""A training on one rank, from a dataset and a plan to a committed checkpoint: read it from top to bottom.
+"""Trains on one rank, from a dataset and a plan to a committed checkpoint. Read it from top to bottom.
 
-``Trainer`` builds everything in order, takes the steps that are left, and between them reports, validates, guards and
-saves. ``step.py`` takes a step, ``callbacks.py`` has the hooks, and each further noun has its file.
+``Trainer`` builds everything in order, takes the remaining steps, and between them reports, validates, guards and
+saves. ``step.py`` takes a step, ``callbacks.py`` has the hooks, and each further noun has its own file.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pipeline.training.compiling import AutoCompile
 from pipeline.training.distributed import SAVE, STOP, Agreement, add_up, connect, largest, shared_failure
 from pipeline.training.early_stopping import StoppingDecision
 from pipeline.training.guards import Collapse, check_finite, check_layers
-from pipeline.training.lr_schedule import log_planned, planned_steps, warmup_steps
+from pipeline.training.lr_schedule import first_cycle, log_planned, planned_steps, warmup_steps
 from pipeline.training.memory import (
     MemoryBudget,
     MemoryMeter,
@@ -54,7 +54,7 @@ from pipeline.training.step_phases import compare_with_plan
 from pipeline.training.train_metrics import MetricAccumulator
 from pipeline.training.validation import ValidatedTraining, Validation, build_validation, validation_split
 
-# The classes that take the steps, by ``train.mode``; plugins add others (``find_executor``).
+# The classes that take steps, by ``train.mode``; plugins add others (``find_executor``).
 EXECUTORS: dict[str, type[StepExecutor]] = {"sync": StepExecutor}
 
 OnInterval = Callable[[dict[str, Any]], None]
@@ -77,31 +77,31 @@ def train(
     """Train by ``settings.train``, from the newest checkpoint of the same ``key``; every rank calls it.
 
     Args:
-        settings: What training reads of the configuration.
+        settings: The settings that training reads.
         store: Where datasets and checkpoints lie.
-        dataset: Its split train is trained on, its split validation, if it has one, decides when training stops.
-        plan: Where the tables are.
+        dataset: Training uses its split train; its split validation, if it has one, decides when training stops.
+        plan: The placement of the tables.
         checkpoints: The store's directory for checkpoints; the last one is committed at the end.
-        key: Of the checkpoints that this training may continue from.
-        on_interval: Gets a record on rank 0 every ``log_every_steps`` steps.
-        init: The checkpoint that tables and dense part come from where ``key`` has none; None: initial values.
-        on_point: Gets every named point that a rank passes.
-        plan_key: Is recorded with the checkpoints.
-        towers: The result of the partition stage, whose hosts ``plan`` must keep; None: flat.
+        key: The key of the checkpoints that this training may continue from.
+        on_interval: Called on rank 0 with a record every ``log_every_steps`` steps.
+        init: The checkpoint that tables and dense part start from where ``key`` has none; None: initial values.
+        on_point: Called with every named point that a rank passes.
+        plan_key: The plan's key, which is recorded in the checkpoints.
+        towers: The result of the partition stage, whose hosts ``plan`` must keep; None: a flat model.
         teacher: The scores of the train rows that ``train.distill`` learns from; None: labels alone.
 
     Returns:
-        {"train", "checkpoint", "final"}: figures of this session (rates) and of the whole training (samples, steps;
-        predicted beside measured), and the path of the last checkpoint. "train" has ``resumed``, a step and its
-        samples, where the session continues from a checkpoint.
+        {"train", "checkpoint", "final"}: figures of this run (rates) and of the whole training (samples, steps;
+            predicted next to measured), and the path of the last checkpoint. "train" has ``resumed``, a step and its
+            samples, where the run continues from a checkpoint.
 
     Raises:
         GuardError: A guard stops the run.
         DataError: A split is empty.
         PlanError: The plan does not fit.
-        LaunchError: A SIGTERM came; a checkpoint was committed first.
+        LaunchError: A SIGTERM was received; a checkpoint was committed first.
     """
-    # Before the process group is made: ``connect`` sets a rank's threads, and Hogwild's threads share its CPUs.
+    # Find the executor before ``connect``, which sets a rank's threads: Hogwild's threads share the rank's CPUs.
     threads = find_executor(settings.train.mode).threads_per_rank(settings.train)
     device = connect(settings.hardware, threads, one_machine=settings.one_machine)
     torch.manual_seed(settings.seed + dist.get_rank())
@@ -132,7 +132,7 @@ def train(
 
 
 def find_executor(mode: str) -> type[StepExecutor]:
-    """Return what takes the steps of ``train.mode``: ours, or a plugin's of group ``nightjar.step_executors``."""
+    """Return the class that takes the steps of ``mode``: built in, or a plugin's (``nightjar.step_executors``)."""
     if mode in EXECUTORS:
         return EXECUTORS[mode]
     executor: type[StepExecutor] = load_hooks(STEP_EXECUTORS)[mode]
@@ -141,13 +141,13 @@ def find_executor(mode: str) -> type[StepExecutor]:
 
 @dataclass
 class DueActions:
-    """What follows a step, the same on every rank: whatever one rank wishes or measures was agreed on before.
+    """What follows a step. It is the same on every rank, since wishes and measurements were agreed on before.
 
     Args:
-        stop: A rank got a SIGTERM; then ``save`` holds too.
-        save: Take a checkpoint.
-        validate: Score the validation rows.
-        judge: Have the guard look at the model, whose predictions asked for it in an earlier interval.
+        stop: Whether a rank got a SIGTERM; then ``save`` is set too.
+        save: Whether to take a checkpoint.
+        validate: Whether to score the validation rows.
+        judge: Whether the guard judges the model, because its predictions in an earlier interval asked for it.
     """
 
     stop: bool
@@ -157,12 +157,12 @@ class DueActions:
 
     @property
     def need_weights(self) -> bool:
-        """Whether something reads the weights, which must then stand still."""
+        """Whether something reads the weights, so that no step may change them meanwhile."""
         return self.save or self.validate or self.judge
 
 
 class Trainer:
-    """Builds a training and resumes it; ``train`` takes the steps that are left. See the function ``train``."""
+    """Builds a training and resumes it; ``train`` takes the remaining steps. See the function ``train``."""
 
     def __init__(
         self,
@@ -185,7 +185,8 @@ class Trainer:
         self.on_interval, self.on_point = on_interval, on_point
         config = settings.train
 
-        # 1. The rows, and the number of steps that they make.
+        # 1. Find the rows, and the number of steps that they make. ``train.global_batch=auto`` is a number by now
+        # (``stages/execution.py``).
         self.split = SplitReader(store, dataset, "train", teacher)
         self.total = planned_steps(config, self.split.rows)
         order = Order(
@@ -201,7 +202,7 @@ class Trainer:
             without=settings.hardware.world_size - settings.hardware.workers,
         )
 
-        # 2. The sharded model with its optimizers. The meter first: it measures from here.
+        # 2. Build the sharded model with its optimizers. The meter comes first, since it measures from here.
         self.memory = MemoryMeter(device)
         self.executor = find_executor(config.mode)(
             settings, self.split.schema, plan, device, towers, row_store, self.total
@@ -212,10 +213,10 @@ class Trainer:
         starts = None
         if base_rate is not None:
             starts = [log_odds(base_rate, self.split.rows), *self.split.task_starts()]
-            # The last bias of a new model: it is calibrated at any click rate. A checkpoint replaces it.
+            # Set the last bias of a new model, so that it is calibrated at any click rate. A checkpoint replaces it.
             self.executor.dense_part.start_at(starts)
 
-        # 3. Metrics, checkpoints and validation, which share the state that a resumed training continues from.
+        # 3. Build metrics, checkpoints and validation, which share the state that a resumed training continues from.
         self.metrics = MetricAccumulator(config.guard.window_steps, self.split.schema)
         compiling = AutoCompile(self.executor, settings, store, order.local_batch)
         self.checkpoints = Checkpoints(
@@ -223,7 +224,7 @@ class Trainer:
         )
         self.validation = self._build_validation(order, starts, init)
 
-        # 4. The newest checkpoint, with the order that the training began with, and the looks of the validation before.
+        # 4. Resume from the newest checkpoint, with the order that the training began with and its earlier validations.
         self.checkpoints.resume(init, self.total)
         self.order = self.checkpoints.order
         if self.validation is not None:
@@ -231,11 +232,13 @@ class Trainer:
         if dist.get_rank() == 0:
             log_planned(config, self.split.rows, self.executor.optimizers.schedule.cycle)
         self.first = self.executor.steps
-        self.collapse = Collapse(config, min(warmup_steps(config, self.total), self.total))
-        # The step after which the guard judges the model; None: its predictions do not ask for it.
+        # With validation rows the learning rates rise within the first cycle, however many follow.
+        rising = first_cycle(config, self.total, self.executor.optimizers.schedule.cycle)
+        self.collapse = Collapse(config, min(warmup_steps(config, rising), rising))
+        # The step after which the guard judges the model; None while its predictions do not ask for it.
         self.judged_after: int | None = None
 
-        # 5. What happens beside the steps.
+        # 5. Prepare what happens beside the steps.
         self.samples = 0.0
         self.sent = LinkBytes().as_list()
         self.profiler: Profiler | None = None
@@ -249,11 +252,12 @@ class Trainer:
         training = ValidatedTraining(
             self.settings, self.split, split, order, self.executor, self.checkpoints, starts, init
         )
-        # A plugin may validate in its own way, as the one of snapshots does.
+        # A plugin may validate in its own way; the one for snapshots does.
         return build_validation(training)
 
     def _build_callbacks(self, store: Store, directory: str, compiling: AutoCompile) -> list[Callback]:
-        # In the order of their figures in ``metrics.jsonl``. The budget takes the SSD meter's reading of memory.
+        # Callbacks are in the order of their figures in ``metrics.jsonl``. The budget reuses the SSD meter's memory
+        # reading.
         settings, callbacks = self.settings, list[Callback]()
         speed = None
         if self.config.profile and self.order.has_share:
@@ -274,10 +278,10 @@ class Trainer:
         return callbacks
 
     def train(self) -> dict[str, Any]:
-        """Take the steps that are left; returns what the function ``train`` does. Collective."""
+        """Take the remaining steps; returns what the function ``train`` does. Collective."""
         for callback in self.callbacks:
             callback.on_start(self.total)
-        # Ids of tables on tier ssd reach the store of their rows ahead of the batches.
+        # Announce ids of tables on tier ssd to the store of their rows ahead of the batches.
         row_store, announce = self.executor.row_store, None
         if row_store is not None:
             placed = row_store.placed
@@ -299,7 +303,7 @@ class Trainer:
             try:
                 self._take_steps(agreement)
             except BaseException:
-                # Several ranks end at once, and the threads that write checkpoints with them.
+                # Several ranks end together, and with them the threads that write checkpoints.
                 if dist.get_world_size() == 1:
                     self.checkpoints.checkpointer.abandon()
                 raise
@@ -310,7 +314,8 @@ class Trainer:
     def _take_steps(self, agreement: Agreement) -> None:
         self.began = time.perf_counter()
         if self.checkpoints.ends_early:
-            # Resumed at its last step, it ends as one that has just taken that step.
+            # A training that is resumed at its last step ends like one that has just taken that step. This is not early
+            # stopping: its length was changed, and it ends where its newest checkpoint is.
             if self.validation is not None:
                 self.validation.end_early(self.executor.steps, self.metrics.window.ne)
             check_layers(self.executor.dense, self.executor.optimizers.dense, self.executor.steps, self.config)
@@ -319,37 +324,38 @@ class Trainer:
         while self.executor.steps < self.total:
             due = self.train_step(agreement)
 
-            # 1. Nothing looks at the weights while an executor's threads still change them. The steps that they have
-            # begun may be the last ones.
+            # 1. Drain: nothing may read the weights while an executor's threads still change them. The steps that they
+            # have begun may be the last ones.
             if due.need_weights:
                 for output in self.executor.drain():
                     self.metrics.add(output)
                 if self.executor.steps == self.total:
                     due.save, due.validate = True, self.validation is not None
 
-            # 2. Report and validate. A validation may make this step the last one: it then sets ``self.total``.
+            # 2. Report and validate. A validation may make this step the last one, in which case it sets
+            # ``self.total``.
             if due.need_weights or self.metrics.steps >= self.config.log_every_steps:
                 self._close_interval(validating=due.validate)
                 self._judge(due)
 
-            # 3. Save. Only after the validation, which knows whether these weights are the best ones, or the last.
+            # 3. Save, but only after the validation, which knows whether these weights are the best ones, or the last.
             if due.save or due.validate:
                 self._save(due, agreement)
 
-            # 4. A pipeline that was emptied for the validation takes batches again.
+            # 4. Feed the pipeline again if it was emptied for the validation.
             emptied = (due.validate or due.judge) and self.executor.must_drain
             if emptied and self.executor.steps < self.total:
                 self._feed_pipeline()
         self.seconds = time.perf_counter() - self.began
 
     def train_step(self, agreement: Agreement) -> DueActions:
-        """Train on the next batch; returns what is due after it."""
+        """Train on the next batch and return what is due after it."""
         self.on_point(FaultPoint.BATCH)
         self.metrics.add(self.executor.step(self.batches))
         for callback in self.callbacks:
             callback.on_step_end()
 
-        # Ranks' clocks differ, and a SIGTERM may reach only one of them: they agree by an exchange beside the step.
+        # Ranks' clocks differ, and a SIGTERM may reach only one rank, so they agree by an exchange beside the step.
         step = self.executor.steps
         agreed = agreement.step(save=self.checkpoints.late())
         return DueActions(
@@ -361,21 +367,22 @@ class Trainer:
 
     def _feed_pipeline(self) -> None:
         step, end = self.executor.steps, self.total
-        # TorchRec's pipeline holds batches ahead, and must be empty when the model is validated: so it gets none of
-        # those behind. A training that was resumed at its last step has no further look, and takes no batch.
+        # TorchRec's pipeline holds batches ahead, and must be empty when the model is validated, so it gets no batches
+        # beyond the next validation. A training that was resumed at its last step has no further look, and takes no
+        # batch.
         if self.validation is not None and self.executor.must_drain and step < self.total:
             end = self.validation.next_look(step, self.total)
         self.bounded = BoundedBatches(self.reader, step, end)
-        # The wait for a batch belongs to no phase of the step: the plan predicts none.
+        # The wait for a batch belongs to no phase of the step, since the plan does not predict it.
         self.batches = self.executor.clock.between(self.bounded)
 
     def _save(self, due: DueActions, agreement: Agreement) -> None:
-        # A checkpoint of values that are not finite could be resumed from, or published: the guards come first.
+        # Run the guards first: a checkpoint with values that are not finite could be resumed from, or published.
         step = self.executor.steps
         check_layers(self.executor.dense, self.executor.optimizers.dense, step, self.config)
 
-        # The best weights and snapshots are saved by ``act_on_validation``, in the same step's checkpoint. It also goes
-        # back to the best weights, with lower rates, or begins the next cycle.
+        # ``act_on_validation`` saves the best weights and snapshots in this step's checkpoint. It also goes back to the
+        # best weights, with lower rates, or begins the next cycle.
         saved = False
         if due.validate and self.validation is not None:
             saved = self.validation.act_on_validation(self.total)
@@ -415,7 +422,7 @@ class Trainer:
 
         if dist.get_rank() == 0:
             elapsed = time.perf_counter() - self.began
-            # An interval may have no row that counts, where rows have weights.
+            # With row weights, an interval may have no row that counts.
             samples = max(sums.samples, 1.0)
             self.on_interval(
                 {
@@ -441,8 +448,8 @@ class Trainer:
         step = self.executor.steps
         age = step if self.validation is None else self.validation.age(step)
         ended = step == self.total
-        # A judgement costs a pass over rows, but nothing where the model has just been validated. The last step is the
-        # last chance.
+        # A judgement costs a pass over rows, unless the model has just been validated. The last step is the last chance
+        # for one.
         if not (due.validate or due.judge or ended):
             # The model can only be called when the pipeline holds no batches, so it is judged later.
             if self.collapse.is_due(self.metrics, age) and self.judged_after is None:
@@ -459,7 +466,7 @@ class Trainer:
         self.metrics.leave_out()
 
     def _summarize(self) -> dict[str, Any]:
-        # The figures of the session, the same on every rank. Collective.
+        # Returns the figures of this run, the same on every rank. Collective.
         step, device = self.executor.steps, self.executor.device
         seconds = max(self.seconds, 1e-9)
         samples = self.order.samples_after(step, self.split.rows)

@@ -1,6 +1,6 @@
-"""Looks at the validation rows while a model trains, and what follows from them.
+"""Scores the validation rows while a model trains, and acts on the result.
 
-A look scores the rows with the weights that would be published. The best ones lie in a checkpoint of this training,
+A look scores the rows with the weights that would be published. The best weights are in a checkpoint of this training,
 exact to the bit: training goes back to it on a plateau, and ends with it.
 """
 
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 
 
 def validation_split(train: SplitReader, config: TrainConfig) -> SplitReader | None:
-    """The validation rows of the dataset of ``train``; None where it has no such split. DataError for an empty one."""
+    """Open the validation rows of the dataset of ``train``; None without such a split. DataError if it is empty."""
     if VALIDATION not in train.schema.rows:
-        # Without such rows nothing stops a training of several epochs early.
+        # Without validation rows nothing stops a training of several epochs early.
         if config.epochs > 1 and dist.get_rank() == 0:
             log.info(
                 "train.epochs=%d without validation rows: the weights of the last step are published. "
@@ -56,17 +56,17 @@ def validation_split(train: SplitReader, config: TrainConfig) -> SplitReader | N
 
 @dataclass(frozen=True)
 class ValidatedTraining:
-    """A training that looks at its validation rows, as ``Validation`` is made from it.
+    """A training that validates, as an argument of ``Validation``.
 
     Args:
-        settings: Of the training; ``settings.train.validate`` says when there is a look and what it decides.
+        settings: The settings; ``settings.train.validate`` says when there is a look and what it decides.
         train_split: The train rows.
         split: The validation rows.
-        order: Of the training's batches.
-        executor: Has the model.
-        checkpoints: Of this training; the best weights are one of them.
-        start_logits: What the last biases of a new model begin at; None: zero.
-        init: The checkpoint that the training starts from; None: from none.
+        order: The order of the training's batches.
+        executor: The executor, which has the model.
+        checkpoints: The checkpoints of this training; the best weights are one of them.
+        start_logits: Initial values of the last biases of a new model; None: zero.
+        init: The checkpoint that the training starts from; None: there is none.
     """
 
     settings: TrainingSettings
@@ -80,7 +80,7 @@ class ValidatedTraining:
 
 
 def build_validation(training: ValidatedTraining) -> Validation:
-    """Build what looks at the validation rows: the plugin's that ``applies`` to the settings, or ``Validation``.
+    """Build the validation of a training: the plugin's that ``applies`` to the settings, or ``Validation``.
 
     Raises:
         ConfigError: Several plugins apply.
@@ -104,17 +104,18 @@ def build_validation(training: ValidatedTraining) -> Validation:
 
 
 class Validation:
-    """The looks of one training at its validation rows. All methods are collective.
+    """Validates one training. All methods are collective.
 
-    Plugins of group ``nightjar.validations`` are subclasses whose ``applies`` tells which trainings are theirs.
+    Plugins of group ``nightjar.validations`` are subclasses whose ``applies`` decides for which trainings they are
+    used.
 
     Args:
-        training: What is trained.
+        training: The training to validate.
 
     Attributes:
-        turned_off_by: The override with which ``applies`` is false; "" where there is none.
-        seconds: That the looks took in this session.
-        decision: Of the newest look.
+        turned_off_by: The override that makes ``applies`` false; "" where there is none.
+        seconds: The time that looks took in this run.
+        decision: The decision of the newest look.
     """
 
     turned_off_by: ClassVar[str] = ""
@@ -136,16 +137,16 @@ class Validation:
         self._executor.optimizers.schedule.cycle = cycle
         self.seconds = 0.0
         self.decision: StoppingDecision | None = None
-        # The spread of the logits at the newest look.
+        # The standard deviation of the logits at the newest look.
         self._logit_std: float | None = None
 
     @staticmethod
     def applies(config: TrainConfig) -> bool:
-        """Whether a training by ``config`` looks at its validation rows in this way."""
+        """Whether a training by ``config`` validates in this way."""
         return True
 
     def _check_labels(self) -> None:
-        # Rows that allow no figures are an error before the first step, and not at the first look.
+        # Rows that allow no figures must be an error before the first step, and not at the first look.
         if dist.get_rank() != 0:
             return
         counted, weighted = self._labels, ""
@@ -165,14 +166,14 @@ class Validation:
         return is_due(self._config, step, self._steps_per_epoch, total)
 
     def next_look(self, step: int, total: int) -> int:
-        """The step after ``step`` with the next look."""
+        """Return the next step after ``step`` with a look."""
         return next(looks_after(self._config, step, self._steps_per_epoch, total))
 
     def begin(self, total: int, *, warm: bool) -> int:
-        """Begin, or go on, with ``total`` planned steps; returns their number, which a former session may have cut.
+        """Begin or continue with ``total`` planned steps; return their number, which an earlier run may have cut.
 
-        ``warm``: the training starts from a checkpoint of another one. That model is looked at and shown, but it is
-        never the best one.
+        ``warm``: the training starts from a checkpoint of another one. That model is scored and shown, but it is never
+        the best one.
         """
         if warm and not self._executor.steps:
             self.stopping.start = look = self._evaluate(train_ne=None)
@@ -181,18 +182,18 @@ class Validation:
         return self._executor.steps if self.stopping.stopped else total
 
     def validate(self, train_ne: float | None) -> StoppingDecision:
-        """Look at the weights of now, and decide. ``train_ne``: of the last steps' rows."""
+        """Score the present weights and decide. ``train_ne`` is that of the last steps' rows."""
         self.decision = self.stopping.decide(self._evaluate(train_ne))
         return self.decision
 
     def act_on_validation(self, total: int) -> bool:
-        """Do what follows from the newest look; returns whether that took a checkpoint of this step.
+        """Act on the newest look and return whether that took a checkpoint of this step.
 
         ``total``: the last step, which may be this one.
         """
         ended = self._executor.steps == total
         if self.decision is StoppingDecision.BETTER:
-            # The last checkpoint has the best weights if they are those of the last step.
+            # If the weights of the last step are the best, the last checkpoint has them, so none is taken here.
             if not ended:
                 self._checkpoints.save(best=True)
             return not ended
@@ -202,8 +203,8 @@ class Validation:
         if self.decision is not StoppingDecision.LOWER:
             return False
         self._checkpoints.go_back()
-        # After ``go_back``, which restores rows and optimizers but not the schedule. A resumed training computes the
-        # scale again from the number of drops.
+        # Set the scale after ``go_back``, which restores rows and optimizers but not the schedule. A resumed training
+        # computes it again from the number of drops.
         self._executor.optimizers.schedule.scale = self.stopping.lr_scale
         best = self.stopping.best
         if dist.get_rank() == 0 and best is not None:
@@ -218,7 +219,8 @@ class Validation:
     def end(self, step: int) -> None:
         """Go back to the best weights, with which training ends.
 
-        The last checkpoint has them and that of the best look may go, so a longer training goes back to the last one.
+        The last checkpoint then has them and that of the best look may go, so a longer training goes back to the last
+        one.
         """
         self._checkpoints.go_back()
         self.stopping.kept = step
@@ -242,9 +244,9 @@ class Validation:
                 )
 
     def end_early(self, step: int, train_ne: float | None) -> None:
-        """End a training that was resumed at its last ``step`` with the best weights, after a look at those of now."""
+        """End a training resumed at its last ``step`` with the best weights, after scoring the present ones."""
         looks, best = self.stopping.looks, self.stopping.best
-        # A look that the checkpoint holds is not taken again: it would count twice towards the patience.
+        # A look that the checkpoint holds is not repeated, since it would count twice towards the patience.
         if looks and looks[-1].step == step and best is not None:
             better = best.step == step
         else:
@@ -253,18 +255,18 @@ class Validation:
             self.end(step)
 
     def age(self, step: int) -> int:
-        """Steps that the model after ``step`` has taken since its initial values."""
+        """Return the steps that the model after ``step`` has taken since its initial values."""
         return step
 
     def result(self) -> dict[str, Any]:
-        """What the training's figures have besides ``summary``."""
+        """Return what the training's figures have besides ``summary``."""
         return {}
 
     def judged(self) -> GuardFigures:
-        """How the model does after this step, at no cost where that has just been looked at."""
+        """Return how the model does after this step, at no cost if it has just been scored."""
         looks = self.stopping.looks
         rows = f"{self._split.rows:,} {VALIDATION} rows"
-        # Checkpoints keep looks but not the spread of their logits: a resumed training scores the rows again.
+        # Checkpoints keep looks but not the spread of their logits, so a resumed training scores the rows again.
         if looks and looks[-1].step == self._executor.steps and self._logit_std is not None:
             return GuardFigures(looks[-1].ne, self._logit_std, rows)
         figures = self._measure()
@@ -278,14 +280,14 @@ class Validation:
         )
 
     def _measure(self) -> dict[str, Any]:
-        # The figures of all validation rows, the same on all ranks to the bit. GuardError: a score is not finite.
+        # Returns the figures of all validation rows, bitwise equal on all ranks. GuardError: a score is not finite.
         began, step = time.perf_counter(), self._executor.steps
         logits = score_published(self._executor, self._split, self._order)
         measured: dict[str, Any] | None = None
-        # Also None where rank 0 has a score that is not finite: if it raised here, the other ranks would wait in the
-        # exchange below.
+        # The figures stay None if rank 0 has a score that is not finite: if it raised here, the other ranks would wait
+        # in the exchange below.
         if logits is not None and np.isfinite(logits).all():
-            # The main task is the one that is monitored.
+            # The figures are those of the main task, which is the one monitored.
             main = main_logits(logits)
             parts = loss_parts(self._labels, main, self._weights)
             measured = {**evaluate(self._labels, main, weights=self._weights)}
@@ -300,7 +302,7 @@ class Validation:
         return figures
 
     def record(self) -> dict[str, Any]:
-        """What the record of an interval that ends with a look has about it."""
+        """Return what an interval's record has about the look that ends it."""
         look, best = self.stopping.looks[-1], self.stopping.best
         figures = {f"validation_{name}": getattr(look, name) for name in _FIGURES}
         if best is not None:
@@ -308,7 +310,7 @@ class Validation:
         return figures
 
     def summary(self) -> dict[str, Any]:
-        """``validation`` of the training's figures."""
+        """Return ``validation`` of the training's figures."""
         stopping, best, start = self.stopping, self.stopping.best, self.stopping.start
         figures: dict[str, Any] = {
             "rows": self._split.rows,

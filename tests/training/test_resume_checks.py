@@ -174,7 +174,19 @@ def test_nothing_is_said_where_the_length_is_the_same() -> None:
 def test_a_length_decides_the_rates_of_steps_that_are_taken(train: TrainConfig, differ: bool) -> None:
     assert rates_differ(train, 200, 100, 50) is differ
     assert not rates_differ(train, 100, 100, 50) and not rates_differ(train, 200, 100, 0)
-    assert not rates_differ(train, 200, 100, 50, cycle=25)
+    # With cycles the length cuts only the last one short; a constant schedule has none.
+    constant = train.schedule == "constant"
+    assert rates_differ(train, 200, 100, 50, cycle=25) is (constant and differ)
+    assert rates_differ(train, 90, 200, 90, cycle=60) is (differ or not constant)
+
+
+def test_a_cycle_that_was_cut_short_says_what_becomes_of_the_rates() -> None:
+    train = TrainConfig(epochs=2, global_batch=10, warmup_steps=0, schedule="linear", decay_ratio=1.0)
+    then = recorded(epochs=2, max_steps=15)
+    whole = length_line(train, then, 8, 20, 100, cycle=10)
+    assert "now ends there" not in whole, "the first cycle ends where it did"
+    cut = length_line(train, then, 15, 20, 100, cycle=10)
+    assert "the learning rates, 0 of their peak in the last step taken, are 0.444 of it in the next one" in cut
 
 
 def test_rates_are_said_as_shares_that_can_be_read() -> None:

@@ -1,11 +1,23 @@
 """Learning rates by step: warm-up, constant, linear and cosine."""
 
 import math
+from pathlib import Path
 
 import pytest
+import torch
 
-from pipeline.config import TrainConfig
+from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
+from pipeline.config.model import TableConfig
+from pipeline.models.settings import DlrmConfig
+from pipeline.training.batches import BatchReader
+from pipeline.training.config_settings import select_model_settings
+from pipeline.training.distributed import connect
 from pipeline.training.lr_schedule import cycled, log_planned, lr_factor, planned_steps, warmup_steps
+from pipeline.training.parquet import SplitReader
+from pipeline.training.sampler import Order
+from pipeline.training.step import StepExecutor
+from tests.embeddings.ranks import plan_for
+from tests.training.dataset import write_dataset
 
 
 def factors(total, **train):
@@ -94,3 +106,29 @@ def test_what_is_planned_is_logged_and_too_few_steps_are_a_warning(caplog):
         "250 steps of 100 samples planned, warm-up of 300 steps; the learning rates never reach their full "
         "value: train.warmup_steps=auto",
     ]
+
+
+@pytest.mark.parametrize("sharding", ["table_wise", "data_parallel"])
+def test_a_training_resumed_at_a_step_of_rate_zero_moves_no_row(tmp_path: Path, sharding: str) -> None:
+    """The last step of a schedule that falls to 0: tables with a rate of their own stay, as in a run without a stop."""
+    store, dataset = write_dataset(tmp_path, train=400)
+    split = SplitReader(store, dataset, "train")
+    rows = {column.name: column.rows for column in split.schema.sparse}
+    own = {name: TableConfig(lr=0.5) for name in rows}
+    falling = {"schedule": "linear", "decay_ratio": 1.0, "min_lr_factor": 0.0, "warmup_steps": 0}
+    config = Config(
+        data=DataConfig(name="t", format="synthetic"),
+        hardware=HardwareConfig(name="t"),
+        model=DlrmConfig(embedding_dim=8, bottom_mlp=[16], top_mlp=[16], tables=own),
+        train=TrainConfig(global_batch=100, precision="fp32", **falling),
+    )
+    device = connect(config.hardware)
+    plan = plan_for(sharding, 1, rows=rows, dim=8)
+    executor = StepExecutor(select_model_settings(config), split.schema, plan, device, total=8)
+    with BatchReader(split, Order(key="k", seed=1, global_batch=100)) as reader:
+        for step, moves in ((7, False), (6, True)):
+            executor.steps = step
+            before = [shard.weight.clone() for shard in executor.rows.local_shards()]
+            executor.step(reader)
+            after = [shard.weight for shard in executor.rows.local_shards()]
+            assert moves is not all(map(torch.equal, before, after)), f"step {step}"

@@ -63,15 +63,15 @@ def target_of(out: str, preset: str) -> Path:
 
 
 def disk_of(config: Config, ssd: str | None) -> Path | None:
-    """Return the folder whose disk is read: ``ssd``, else the store's where it is local; ConfigError: no folder."""
+    """Return the folder whose disk is read: ``ssd``, else the store's if it is local; ConfigError: no folder."""
     if ssd is not None:
         if not Path(ssd).is_dir():
             raise ConfigError(f"--ssd {ssd} is not a directory", hint="--ssd <a directory on the disk to measure>")
         return Path(ssd)
-    # A URL of any scheme but ``file`` is an object store, which is on no disk of this machine.
+    # A URL of any scheme but ``file`` is an object store, which is not on a disk of this machine.
     if re.match(r"^(?!file:)[a-z0-9]+:", config.store):
         return None
-    # The store may not exist yet, so the nearest folder above it tells the disk.
+    # The store may not exist yet, so use the nearest folder above it, which is on the same disk.
     path = Path(config.store.removeprefix("file://")).absolute()
     return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
@@ -94,7 +94,7 @@ def _calibrate(options: argparse.Namespace) -> int:
         name = target.stem
         use = f"nightjar run -cd {target.parent.parent} hardware={name}"
     _check_device(config.hardware)
-    # A folder that cannot be made is better known before the minute of measuring.
+    # Fail before the minute of measuring if the folder cannot be made.
     _write(target)
     calibration = calibrate(config, disk_of(config, options.ssd))
     hardware = replace(calibration.hardware, name=name)
@@ -137,7 +137,7 @@ def _measure_again(config: Config, *, as_json: bool) -> int:
 
 
 def _write(path: Path, text: str = "") -> None:
-    """Make the folder of ``path``, and the file where there is ``text``; ConfigError where that cannot be."""
+    """Make the folder of ``path``, and the file if there is ``text``; ConfigError if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if text:
@@ -164,7 +164,7 @@ def _table(before: HardwareConfig, after: HardwareConfig, measured: tuple[str, .
     """Format the measured figures beside those of the preset."""
 
     def figure(value: float) -> str:
-        # Three or four significant digits; a measurement has no more.
+        # Show three or four significant digits; a measurement has no more.
         digits = 3
         if value >= 1000:
             digits = 0

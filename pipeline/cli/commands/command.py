@@ -29,12 +29,12 @@ class Command:
     Attributes:
         add_arguments: Fills its parser and sets ``function``, which takes the options and returns the exit code.
         epilog: Text below its help, printed as it is.
-        composes: It takes overrides.
-        takes_store: ``store=URL`` works like ``--store``.
-        own_help: Its ``--help`` is not argparse's.
-        internal: Users need not know it.
-        after: The command behind which ``nightjar --help`` lists a plugin's; the last one where there is none of this
-            name.
+        composes: Whether it takes overrides.
+        takes_store: Whether ``store=URL`` works like ``--store``.
+        own_help: Whether its ``--help`` is not argparse's.
+        internal: Whether it is hidden from users.
+        after: The command after which ``nightjar --help`` lists a plugin's command; if there is no such command, it
+            comes last.
     """
 
     name: str
@@ -73,7 +73,7 @@ def store_of(options: argparse.Namespace) -> Store:
     """Open the store at ``options.store``.
 
     Raises:
-        ConfigError: There is none.
+        ConfigError: There is no store.
     """
     from pipeline.store.artifacts import Store
 
@@ -90,7 +90,7 @@ def amount(text: str) -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    # False for NaN, too, whose comparisons are all false.
+    # This is also false for NaN, whose comparisons are all false.
     if not 0 <= value < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not an amount; expected a number, 0 or more")
     return value
@@ -98,14 +98,14 @@ def amount(text: str) -> float:
 
 def count(text: str) -> int:
     """Parse a whole number from 0 on, as argparse's ``type``."""
-    # ``int`` alone would accept -1, +1 and 1_000, too.
+    # ``int`` alone would also accept -1, +1 and 1_000.
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not a count; expected a whole number, 0 or more")
     return int(text)
 
 
 def columns() -> int:
-    """Return the width of the terminal that standard output is, 0 where it is none."""
+    """Return the width of the terminal that standard output goes to, or 0 if it goes elsewhere."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
 
 
@@ -131,7 +131,7 @@ def tell(as_json: bool, result: Any, render: Callable[[Any], str], to: TextIO | 
 
 
 def progress(as_json: bool, what: str) -> Callable[[int, int], None]:
-    """Return what shows (done, total) as a bar on standard error where that is a terminal, else nothing."""
+    """Return what shows (done, total) as a bar on standard error if that is a terminal, else nothing."""
     if as_json or not sys.stderr.isatty():
         return lambda done, total: None
     last = 0.0
@@ -139,7 +139,7 @@ def progress(as_json: bool, what: str) -> Callable[[int, int], None]:
     def show(done: int, total: int) -> None:
         nonlocal last
         now = time.monotonic()
-        # At most ten times a second, so that a slow terminal does not delay the work. The end is always shown.
+        # Draw at most ten times a second, so that a slow terminal does not delay the work. The end is always shown.
         if now - last < 0.1 and done < total:
             return
         last = now

@@ -38,10 +38,11 @@ FIRST_DAY = date(2026, 1, 1)
 FEWEST_NIGHTS, MOST_NIGHTS = 3, 28
 # With fewer rows a day, the gate could not tell a good model from a bad one.
 FEWEST_ROWS = 20_000
-# What the bad day loses. Ingestion would refuse a column that is empty in more than half of the rows.
+# The bad day loses LOST_CLICKS of its clicks, and EMPTY of the values of BROKEN_COLUMN. Ingestion would refuse a column
+# that is empty in more than half of the rows.
 LOST_CLICKS, BROKEN_COLUMN, EMPTY = 0.5, "C3", 0.4
 LOG, SETTINGS = "demo.log", "demo.json"
-# On two cores, beside the seconds that its rows take.
+# Seconds a night on two cores, in addition to the seconds for its rows.
 SECONDS_PER_NIGHT = 10
 
 
@@ -106,7 +107,7 @@ def _make_folder(options: argparse.Namespace) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         _require_same_demo(folder, settings)
         return folder
-    # What the settings cannot hold, such as a folder's name with a quote or too large a seed.
+    # The settings may reject a value, such as a folder's name with a quote or too large a seed.
     try:
         compose([*_night_arguments(folder, options.seed), f"data.day={FIRST_DAY}"], night=True)
     except ConfigError as error:
@@ -115,7 +116,7 @@ def _make_folder(options: argparse.Namespace) -> Path:
         raise ConfigError(f"no night can run with {given}: {error.message}", hint=hint) from None
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # Renamed into place, so that a start after a kill never reads half a file.
+        # Rename the file into place, so that a start after a kill never reads half a file.
         draft = folder / f"{SETTINGS}.draft"
         draft.write_text(json.dumps(settings))
         draft.replace(folder / SETTINGS)
@@ -127,7 +128,7 @@ def _make_folder(options: argparse.Namespace) -> Path:
 
 
 def _require_same_demo(folder: Path, settings: dict[str, int]) -> None:
-    # A demo continues in its own folder alone: other settings draw other logs.
+    # A demo continues only in its own folder, since other settings draw other logs.
     hint = f"--store <a new folder>; if {folder} is of an earlier demo, you can also remove it"
     try:
         former = json.loads((folder / SETTINGS).read_text())
@@ -143,7 +144,7 @@ def _require_same_demo(folder: Path, settings: dict[str, int]) -> None:
 def _night_arguments(folder: Path, seed: int) -> list[str]:
     """Return the overrides of ``nightjar nightly`` for a night of the demo."""
     paths = [f'data.path="{folder}/logs/{{day}}.tsv"', f'store="{folder}"']
-    # All in this process, which imports torch once for all nights.
+    # Run everything in this process, which imports torch once for all nights.
     here = ["hardware=laptop", f"launch.inline=[{','.join(STAGES.names())}]"]
     return ["data=criteo", *paths, f"publish.model={MODEL}", f"seed={seed}", *here]
 
@@ -153,12 +154,12 @@ def _write_logs(folder: Path, days: Sequence[date], bad_day: date, rows: int, se
     from pipeline.ingest.synthetic import LogFault, write_tsv
 
     (folder / "logs").mkdir(parents=True, exist_ok=True)
-    # Effects turn slowly, and new ids come every day: a model that is not trained falls behind.
+    # Effects change slowly, and new ids come every day, so a model that is not trained falls behind.
     world = SyntheticConfig(rows=rows, first_day=str(FIRST_DAY), drift=0.06, new_ids=0.02, popularity_drift=0.02)
     fault = LogFault(lost_clicks=LOST_CLICKS, column=BROKEN_COLUMN, empty=EMPTY)
     for day in days:
         log = folder / "logs" / f"{day}.tsv"
-        # From an earlier start, and whole, since a log gets its name when it is complete.
+        # A log from an earlier start is complete, since a log gets its name when it is complete.
         if log.exists():
             continue
         draft = log.with_suffix(".draft")
@@ -188,7 +189,7 @@ def _run_nights(folder: Path, arguments: Sequence[str], days: Sequence[date], *,
     # Only a terminal shows "runs ...", which the outcome then overwrites.
     clear = CLEAR_LINE if width else ""
     lock = night_lock(store, MODEL, NightlyConfig().lease_seconds, "demo")
-    # The lock first: where another demo was killed, waiting for its lease to end is seen.
+    # Take the lock first, so that you see the wait for the lease of a demo that was killed.
     with lock, (folder / LOG).open("a") as log, redirect_stdout(log), redirect_stderr(log):
         logs.start()
         for number, day in enumerate(days, 1):
@@ -220,7 +221,7 @@ def _summary(folder: Path, overview: StoreOverview, bad_day: date) -> str:
     lines, pages = ["", nights_listing(overview)], ["index.html"]
     for night in overview.nights:
         is_bad = night.date == str(bad_day)
-        # With the default options this does not happen, but other options draw other data.
+        # This does not happen with the default options, but other options draw other data.
         if is_bad != (night.outcome == HELD):
             what = "a day without a fault was held"
             if is_bad:

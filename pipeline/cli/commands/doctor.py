@@ -28,7 +28,7 @@ from pipeline.core.machine import pinned_figures
 from pipeline.core.units import GIB, plural
 from pipeline.specs import REGISTRIES
 
-# torch minor version -> (torchrec, fbgemm-gpu or fbgemm-gpu-cpu) minor versions built for it.
+# Maps a torch minor version to the minor versions of torchrec and fbgemm-gpu or fbgemm-gpu-cpu that are built for it.
 TRIPLES = {"2.11": ("1.6", "1.6"), "2.12": ("1.7", "1.7"), "2.13": ("1.8", "1.8"), "2.14": ("1.9", "1.9")}
 COMPILE = "install a C compiler, then run make install, or pip install with --no-deps, again"
 ROWS_BY_TORCH = "torch; compiled, lazy Adam and FTRL are five times as fast"
@@ -98,7 +98,7 @@ def examine(store: str) -> list[Finding]:
         shared_memory(),
         auto_hardware(),
     ]
-    # With a wrong triple the import would fail, which was already reported.
+    # With a wrong triple the import would fail, which is reported already.
     failed = {finding.name for finding in findings if finding.level == "fail"}
     if "torch" not in failed:
         findings += lookup(store)
@@ -163,7 +163,7 @@ def choices() -> Iterable[Finding]:
                     name += f" ({package})"
                 listed.append(name)
         except ConfigError as error:
-            # A package that adds to this registry fails; the others are checked all the same.
+            # A package that adds to this registry fails; the other registries are still checked.
             yield Finding("fail", registry.kind, error.message, error.hint)
         else:
             yield Finding("ok", registry.kind, ", ".join(listed))
@@ -207,7 +207,7 @@ def memory() -> Finding:
 
 
 def local_place(store: str) -> Path | None:
-    """Return the nearest existing directory above ``store``; None where it is not on a local disk."""
+    """Return the nearest existing directory above ``store``; None if it is not on a local disk."""
     if "://" in store and not store.startswith("file://"):
         return None
     place = Path(store.removeprefix("file://")).absolute()
@@ -265,17 +265,17 @@ def auto_hardware() -> Finding:
 
 
 def lookup(store: str) -> list[Finding]:
-    """Import the triple for real and look two ids up in a tiny table, in a process of its own.
+    """Import the triple for real and look two ids up in a tiny table, in a separate process.
 
-    There too: what the machine refuses of tables on SSD whose files lie in a local ``store``.
+    The process also reports what the machine refuses of tables on SSD whose files lie in a local ``store``.
     """
     place = local_place(store)
     scratch = str(place) if place is not None and os.access(place, os.W_OK) else ""
-    # In a process of its own, since libraries that do not fit may crash it instead of raising an error.
+    # Use a separate process, since libraries that do not fit may crash it instead of raising an error.
     done = subprocess.run([sys.executable, "-c", PROBE, scratch], capture_output=True, text=True, timeout=300)
     if done.returncode:
         return [not_imported(done.stderr or f"died with exit code {done.returncode}")]
-    # Only the last words, since a library may print something when it is imported.
+    # Take only the last words, since a library may print something when it is imported.
     compiled, bf16, devices, device_bf16 = map(int, done.stdout.split()[-4:])
     # The probe opens these libraries, as torch has their OpenMP.
     without = "PyTorch and FBGEMM; compiled, a step on four threads is a third shorter"

@@ -23,7 +23,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _explain(options: argparse.Namespace) -> int:
-    # ``nightjar --help`` need not know all settings.
+    # Import this here, since ``nightjar --help`` does not need all settings.
     from pipeline.cli.commands import settings_page
 
     if options.markdown:

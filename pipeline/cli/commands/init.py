@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pipeline.ingest.infer import Schema
     from pipeline.ingest.sample import LogSample
 
-# Imported where it runs: polars takes a while.
+# Polars takes a while to import, so it is imported where it is used.
 
 EPILOG = """\
   nightjar init clicks.csv                          writes my/data/clicks.yaml
@@ -33,7 +33,7 @@ EPILOG = """\
   nightjar init delta:s3://lake/clicks              a Delta Lake table; iceberg:lake.ads.clicks an Iceberg one
   nightjar init clicks.csv --run                    and a first run with it, from the log to the gate's verdict
 """
-# Rows that a run takes from log to verdict in a second, on two cores, for an estimate.
+# Rows per second that a run processes from log to verdict on two cores, for an estimate.
 ROWS_PER_SECOND = 25_000
 # A run that takes longer is announced with its time.
 LONG_SECONDS = 300
@@ -108,7 +108,7 @@ def _init(options: argparse.Namespace) -> int:
 def _show_next(name: str, config_dir: str, sample: LogSample, schema: Schema) -> None:
     """Print the two commands that come next; ``config_dir``: the option that both need."""
     show("read the file, then:")
-    # The night of the example is the last day of the log.
+    # The example's night is the last day of the log.
     day, only = None, ""
     if sample.day:
         day, only = sample.day, f" data.day={sample.day}"
@@ -123,7 +123,7 @@ def _show_next(name: str, config_dir: str, sample: LogSample, schema: Schema) ->
     days = 1
     if not sample.day and schema.days is not None:
         first, last = schema.days
-        # ValueError: a time that is not what it looks like, which ingestion will say.
+        # ValueError means that the text only looks like a time, which ingestion will report.
         with contextlib.suppress(ValueError):
             days = max((date.fromisoformat(last) - date.fromisoformat(first)).days + 1, 1)
     of = "of so small a log"
@@ -168,7 +168,7 @@ def _run_once(name: str, options: argparse.Namespace, config_dir: str, sample: L
     show(f"running {command}")
     rows = sample.total
     if sample.day:
-        # The sample estimates the rows of all days; those of one day are in proportion to its bytes.
+        # The sample estimates the rows of all days; the rows of one day are in proportion to its bytes.
         of_day = find_files(sample.path.replace("{day}", sample.day)).bytes
         rows = round(sample.total * of_day / max(find_files(options.path).bytes, 1))
     seconds = rows / ROWS_PER_SECOND
@@ -180,7 +180,7 @@ def _run_once(name: str, options: argparse.Namespace, config_dir: str, sample: L
         if schema.days and not sample.day and schema.days[0] != schema.days[1]:
             show(f"  with data.day={schema.days[1]}, the command reads only that day")
     _warn_of_small_log("the run", rows, "of so small a log")
-    # As for nightjar run: what it logs goes to standard output.
+    # Log to standard output, as nightjar run does.
     logs.start()
     config = compose(overrides, options.config_dir)
     code, _ = run_and_complain(config)
@@ -201,7 +201,7 @@ def _run_once(name: str, options: argparse.Namespace, config_dir: str, sample: L
     show(f"look at     {store.url_of(run_directory(name))}/report.html")
     if code:
         advice = f"read {options.config_dir}/data/{name}.yaml, change what you know better, and run it again:"
-        # If the gate held the model only for its few rows, the schema is not to blame.
+        # If the gate held the model only because it has few rows, the schema is not to blame.
         if gate is not None and all("(gate.min_rows)" in reason for reason in gate.reasons):
             needed = math.ceil(config.gate.min_rows / config.data.split.test_share)
             advice = f"take a log of well over {needed:,} rows, of which enough are held out, and run it again:"
@@ -209,7 +209,7 @@ def _run_once(name: str, options: argparse.Namespace, config_dir: str, sample: L
         show(f"            {command}")
         return code
     if day := sample.day or (schema.days[1] if schema.days else None):
-        # ValueError: a time that is not what it looks like, which ingestion has said.
+        # ValueError means that the text only looks like a time, which ingestion has reported.
         with contextlib.suppress(ValueError):
             following = date.fromisoformat(day) + timedelta(days=1)
             show(f"next        nightjar nightly{config_dir} data={name} date={following}")

@@ -21,7 +21,7 @@ rows in the same order, unless --key names them. Overrides are those of group ga
 exit code 0: PASS; 6: HOLD; 2: a wrong option, column or setting; 3: no such file, or rows that do not match or allow
 no figures; 7: a ledger that cannot be read; 8: a ledger that others write all the time, or a store that does not answer
 """
-# A file may have a = in its path, as in date=2026-01-31/scores.parquet.
+# The path of a file may contain =, as in date=2026-01-31/scores.parquet.
 _OVERRIDE = re.compile(r"[+~]*(gate=|seed=|[a-z_]+\.[\w.]+=)")
 
 
@@ -59,7 +59,7 @@ def _judge(options: argparse.Namespace) -> int:
     from pipeline.report.gate import gate_markdown, gate_page, gate_text
     from pipeline.store.files import whole_file
 
-    # Options may stand between two files, and argparse takes the second for an override.
+    # Options may stand between two files, and argparse then takes the second file for an override.
     words = [*options.files, *options.overrides]
     files, overrides = [], []
     for word in words:
@@ -97,7 +97,7 @@ def _judge(options: argparse.Namespace) -> int:
         day=options.day,
         progress=progress(options.json, "judging"),
     )
-    # The verdict first: a page that cannot be written must not cost what was spent for it.
+    # Print the verdict first: a page that cannot be written must not lose the result that was computed for it.
     tell(options.json, record, gate_text)
     if options.page is not None:
         with whole_file(options.page, "--page") as sink:

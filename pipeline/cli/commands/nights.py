@@ -67,7 +67,7 @@ def _nightly(options: argparse.Namespace) -> int:
     given, overrides = split_arguments(options.overrides, ("date", "job"))
 
     def days(zone: str, now: datetime | None) -> list[date]:
-        # Called once the zone is known, which decides what day yesterday is.
+        # This is called once the zone is known, which decides what day yesterday is.
         return [parse_date("date", given.get("date", "yesterday"), zone, now)]
 
     return _compose_and_run(options, overrides, days, catch_up=True, job=given.get("job"))
@@ -101,7 +101,7 @@ def _ls(options: argparse.Namespace) -> int:
         raise ConfigError(f"--last {options.last}, expected 1 or more", hint="--last 7")
     overview = read_overview(store_of(options), options.last)
     for problem in overview.problems:
-        # A record that another release wrote hides no other night.
+        # A record that another release wrote must not hide other nights.
         complain(f"left out: {problem}", 0)
     tell(options.json, overview, nights_listing)
     return 0
@@ -124,7 +124,7 @@ def _bisect(options: argparse.Namespace) -> int:
 
     store = store_of(options)
     try:
-        # Standard output is for what was found.
+        # Standard output is reserved for the result.
         with handled(), contextlib.redirect_stdout(sys.stderr):
             record = bisect_run(store, options.run, run_code, options.replays)
     except Interrupted as stop:
@@ -144,8 +144,8 @@ def _compose_and_run(
 ) -> int:
     """Run the nights of the days that ``wanted`` returns for a time zone, alone on their model.
 
-    What ends the command before a night began is posted and, where the date has no verdict and nobody else works on it,
-    recorded like the outcome of a night.
+    An error before a night begins is posted and, if the date has no verdict and no other launcher works on it, recorded
+    like the outcome of a night.
 
     Args:
         job: The Kubernetes job that started this.
@@ -201,7 +201,7 @@ def _run_nights(
         if launcher is not None and job is not None:
             night_job = launcher.night_job(config, job)
         days = wanted_days()
-        # Shown to any other launcher that wants this model meanwhile.
+        # Another launcher that wants this model shows this text.
         doing = f"night {days[-1]}" if catch_up else f"backfill {days[0]} to {days[-1]}"
         with night_lock(store, model, settings.lease_seconds, doing):
             if catch_up:

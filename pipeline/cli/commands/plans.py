@@ -27,7 +27,7 @@ that sets them. Tables whose rows are read often get model.embedding_dim, the ot
 
   nightjar widths experiment=demo --share 0.5
 """
-# Overrides that say which dataset is meant: all that the ingest command of a hint needs.
+# Overrides that select the dataset, which are all that the ingest command of a hint needs.
 DATA_KEYS = ("experiment", "data", "ingest", "seed", "store")
 
 
@@ -70,7 +70,7 @@ def planned_for(job: list[str], config_dir: str | None, *, timed: bool = False) 
     """Compose ``job``; return its configuration and what a planner takes.
 
     Args:
-        timed: The speeds of the hardware matter, so those of this machine are measured where they are not known.
+        timed: Hardware speeds matter, so measure those of this machine if they are unknown.
 
     Raises:
         ArtifactError: The dataset is missing; the hint is the command that makes it.
@@ -87,11 +87,11 @@ def planned_for(job: list[str], config_dir: str | None, *, timed: bool = False) 
     try:
         schema, profile = planning_inputs(config, store)
     except ArtifactError as error:
-        # Only the overrides that say which dataset is meant; ingestion needs no others.
+        # Keep only the overrides that select the dataset; ingestion needs no others.
         words = ["nightjar ingest"]
         for text in job:
             if text.lstrip("+~").partition("=")[0].partition(".")[0] in DATA_KEYS:
-                # A shell splits, expands or substitutes what has one of these characters.
+                # A shell would split, expand or substitute a word with one of these characters.
                 words.append(f"'{text}'" if set(text) & set(" []{}$*?'\"") else text)
         raise ArtifactError(error.message, hint=" ".join(words)) from None
     config = with_batch(with_former_batch(config, store), schema.rows.get("train", 0))

@@ -187,7 +187,7 @@ def _show_serving(options: argparse.Namespace, store: Store, current: Current) -
     run = None
     if version is not None:
         run = version.summary.get("run")
-    # The version serves, whatever the trackers say.
+    # The version serves even if a tracker fails.
     try:
         track = load(store, str(run)).track
     except (NightjarError, OSError) as error:
@@ -223,17 +223,17 @@ def _predict(options: argparse.Namespace) -> int:
     from pipeline.serving.prediction import reject_sink, score_file, score_sink
     from pipeline.store.files import one_file
 
-    # ``--out /dev/stdout`` is like ``--out -``: the summary must not follow the scores.
+    # Treat ``--out /dev/stdout`` like ``--out -``, so that the summary does not follow the scores.
     if _is_standard_output(options.out):
         options.out = "-"
-    # Rejected rows on standard output would be no table.
+    # Rejected rows on standard output would break the table of scores.
     if options.rejected == "-" or (
         options.rejected is not None and options.out != "-" and one_file(options.rejected, options.out)
     ):
         raise ConfigError(f"--rejected {options.rejected} is the file of --out too", hint="--rejected <another file>")
     store = store_of(options)
     model = _model(options, store)
-    # A bar would stand among the scores.
+    # A progress bar would be mixed with the scores.
     mixed = options.out == "-" and sys.stdout.isatty()
     bar = progress(options.json or mixed, "scoring")
     with score_sink(options.out, options.path) as write, reject_sink(options.rejected, options.path) as reject:
@@ -249,7 +249,7 @@ def _predict(options: argparse.Namespace) -> int:
             reject=reject,
             progress=bar,
         )
-    # The scores have standard output for themselves.
+    # Standard output is reserved for the scores.
     tell(options.json, scored, text.predicted, sys.stderr if options.out == "-" else sys.stdout)
     return 0
 
@@ -258,7 +258,7 @@ def _is_standard_output(out: str) -> bool:
     try:
         path = Path(out)
         return os.path.samestat(path.stat(), os.fstat(sys.stdout.fileno())) and not path.samefile(os.devnull)
-    # OSError: no such file, or a URL; ValueError: there is no standard output.
+    # OSError means no such file or a URL; ValueError means that there is no standard output.
     except (OSError, ValueError):
         return False
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CodeOf = Callable[[BaseException], int]
 log = logging.getLogger(__name__)
-# With -m, before the name of a plugin's sweeper, which takes the place of the grid.
+# With -m, this prefix names a plugin's sweeper, which replaces the grid.
 SWEEPER = "hydra/sweeper="
 
 
@@ -36,14 +36,14 @@ def commands() -> list[Command]:
         helps[stage.name] = f"only this stage: {stage.help}"
     made = []
     for name, text in helps.items():
-        # ``own_help``: Hydra's users expect its help, which lists groups and their options.
+        # ``own_help``: Hydra's users expect Hydra's help, which lists groups and their options.
         add_arguments = partial(_add_run_arguments, stage=name)
         made.append(Command(name or "run", text, add_arguments, composes=True, own_help=True))
     return made
 
 
 def _add_run_arguments(parser: argparse.ArgumentParser, stage: str | None) -> None:
-    # Hydra's flags, as Hydra's users know them.
+    # These are Hydra's flags, as Hydra's users know them.
     add = parser.add_argument
     add("--help", "-h", nargs="?", const="", metavar="GROUP", help="list groups, or the keys of one, or of all")
     add("--cfg", "-c", choices=["job", "hydra", "all"], help="show the configuration instead of running")
@@ -64,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
         sys.stdout.write(answer(options.overrides, options.commands, options.composing))
         return 0
     overrides = list(options.overrides)
-    # An override behind --help.
+    # An override followed --help, and argparse took it for the help's group.
     if options.help and "=" in options.help:
         overrides, options.help = [options.help, *overrides], ""
     if options.stage:
@@ -92,14 +92,14 @@ def _sweep(overrides: list[str], config_dir: str | None) -> int:
     # A job that does not compose ends the sweep before the first run.
     configs = [compose(job, config_dir) for job in jobs]
     first_failure, results, notes = 0, [], []
-    # Overrides that all jobs share are left out of the table, which compares them.
+    # Leave overrides that all jobs share out of the table, which compares jobs.
     common = set(jobs[0]).intersection(*jobs)
     for job, config in zip(jobs, configs, strict=True):
         code, result = run_and_complain(config)
         results.append(result or Result(run=str(config.run), status=f"exit {code}"))
         notes.append(" ".join(override for override in job if override not in common))
         first_failure = first_failure or code
-        # A signal ended the run, and ends the sweep.
+        # A signal that ended the run also ends the sweep.
         if code > SIGNALLED:
             break
     show(f"\nsweep:\n{compare(results, notes)}")
@@ -125,7 +125,7 @@ def run_and_complain(config: Config) -> tuple[int, Result | None]:
     """Run ``config`` and write the page of its store.
 
     Returns:
-        The exit code (message printed) and the result, None where the run did not end.
+        The exit code (message printed) and the result, None if the run did not end.
     """
     from pipeline.schedule.store_overview import write_store_page
     from pipeline.store.artifacts import Store
@@ -134,14 +134,14 @@ def run_and_complain(config: Config) -> tuple[int, Result | None]:
         code, result = _lock_and_run(config, exit_code_of)
     except NightjarError as error:
         return complain(str(error), exit_code_of(error)), None
-    # Not for a part of a run on another host, nor after a signal, which asks for the end at once.
+    # Skip this for another host's part of a run, and after a signal, which asks to end at once.
     if config.launch.host_index == 0 and code <= SIGNALLED:
         write_store_page(Store(config.store))
     return code, result
 
 
 def run_code(config: Config) -> int:
-    """Run ``config``; return the exit code. NightjarError where the run cannot be held: a night records that."""
+    """Run ``config``; return the exit code. NightjarError if the run cannot be held: a night records that."""
     return _lock_and_run(config, exit_code_of)[0]
 
 
@@ -205,7 +205,7 @@ def _run_locked(config: Config, store: Store, code_of: CodeOf) -> tuple[int, Res
             config,
             store,
             steps,
-            # On other hosts, the chain's configuration is another one.
+            # The chain's configuration changes if it continues on other hosts.
             lambda step: run_stage(step, chain.config, store, io),
             TERMINAL.pass_on,
             lambda on_other_hosts: prepare(on_other_hosts, store),
@@ -234,7 +234,7 @@ def _run_locked(config: Config, store: Store, code_of: CodeOf) -> tuple[int, Res
 def failed(error: Any, code_of: CodeOf = exit_code_of) -> int:
     """Print why the chain stopped; return the exit code, by ``code_of``."""
     message = str(error)
-    # Only a stage that died in processes of its own has a log.
+    # Only a stage that died in its own processes has a log.
     if log := getattr(error, "log", ""):
         message += f"\n  log: {log}"
     return complain(message, code_of(error))
@@ -294,7 +294,8 @@ def _fork(options: argparse.Namespace) -> int:
     if options.ranks == "scorer":
 
         def score(arguments: list[str]) -> int:
-            # Imported only in the forked rank: these modules start threads, and a process with threads must not fork.
+            # Import this only in the forked rank: these modules start threads, and a process with threads must not
+            # fork.
             from pipeline.serving.scoring_processes import be_scorer
 
             return be_scorer(*arguments)

@@ -48,7 +48,7 @@ def _result(options: argparse.Namespace) -> int:
         found = f"{run_directory(options.run)}/{BisectRecord.FILE}"
         if result.gate is not None and store.exists(found):
             bisection = read(BisectRecord, store, found)
-            # What spoilt a version is of no interest once the run has made another one.
+            # The cause of a bad version is of no interest once the run has made another one.
             if bisection.version == result.gate.version:
                 show(f"\n{bisect_text(bisection)}")
     return 0
@@ -127,7 +127,7 @@ def _ls(options: argparse.Namespace) -> int:
         try:
             line = run_line(store, name)
         except ArtifactError as error:
-            # A run that another release wrote hides no other run.
+            # A run that another release wrote must not hide other runs.
             complain(f"run {name} is left out: {error.message}", 0)
             continue
         if options.status is not None and line.status != options.status:
@@ -148,7 +148,7 @@ def _ls(options: argparse.Namespace) -> int:
 
     lines.sort(key=rank)
     if options.last is not None:
-        # Of a list by figures, the best; of any other, the end.
+        # Keep the best lines of a list sorted by a figure, and the last lines of any other list.
         lines = lines[-options.last :] if options.sort in ("finished", "run") else lines[: options.last]
     tell(options.json, lines, runs_listing)
     return 0

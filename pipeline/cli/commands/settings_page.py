@@ -39,7 +39,7 @@ training continues from; the finished training, `train`, has all its settings to
 def chosen(name: str | None) -> list[SettingPlace]:
     """Return the setting called ``name``, or the group with all it has; all groups where ``name`` is None.
 
-    Raises ConfigError with the nearest name where there is none, and with the new name where it is a former one.
+    Raises ConfigError with the nearest name if there is none, and with the new name for a former one.
     """
     if name is None:
         return [place for place in places() if "." not in place.path]
@@ -73,7 +73,7 @@ def record(place: SettingPlace) -> dict[str, Any]:
 
 
 def _owners(place: SettingPlace) -> str:
-    """Say which models have the setting, where it is one of some models alone; else ""."""
+    """Say which models have the setting if only some models have it; else ""."""
     group, _, name = place.path.rpartition(".")
     if group != "model":
         return ""
@@ -98,7 +98,7 @@ def _figures(known: dict[str, Any], quote: str = "") -> str:
     """Format type, bounds, choices and default of a setting's record in one line."""
     kind, choices = known["type"], " | ".join(known["choices"])
     if choices and kind.startswith("a text"):
-        # "One of" implies a text; what follows in the type, such as "or not set", stays.
+        # "one of" implies a text; keep what follows in the type, such as "or not set".
         text = f"one of {choices}{kind.removeprefix('a text')}"
     elif choices:
         text = f"{kind}, some of {choices}"
@@ -110,11 +110,11 @@ def _figures(known: dict[str, Any], quote: str = "") -> str:
 
 
 def _value(value: Any) -> str:
-    # As one types it.
+    # Write the value as you would type it.
     if isinstance(value, list):
         return f"[{','.join(map(_value, value))}]"
     if isinstance(value, str):
-        # Quoted only where the text would be unclear without quotes: empty, a lone comma or quote, spaces around it.
+        # Quote only if the text would be unclear without quotes: empty, a lone comma or quote, spaces around it.
         return value if value and value.strip() == value and value not in ',"' else f"'{value}'"
     return json.dumps(value)
 
@@ -122,7 +122,7 @@ def _value(value: Any) -> str:
 def shown(records: Sequence[dict[str, Any]]) -> str:
     """Format records of settings and groups as text for the terminal; what changes of most of them cost, once."""
     consequences = list(map(_consequence, records))
-    # The most common one; groups have none.
+    # This is the most common consequence; groups have none.
     common, count = "", 0
     if counted := Counter(filter(None, consequences)):
         common, count = counted.most_common(1)[0]
@@ -143,7 +143,7 @@ def shown(records: Sequence[dict[str, Any]]) -> str:
 
 
 def _consequence(known: dict[str, Any]) -> str:
-    # What a change of the setting makes again; "" for a group.
+    # Say which stages run again if the setting changes; "" for a group.
     if "group" in known:
         return ""
     keys = known["keys"]
@@ -151,7 +151,7 @@ def _consequence(known: dict[str, Any]) -> str:
     if not stages:
         return "If you change it, no finished stage runs again."
     consequence = f"If you change it, these stages run again, and all that read their output: {', '.join(stages)}."
-    # How long a training is says when snapshots are taken.
+    # The length of a training decides when snapshots are taken.
     if CHECKPOINTS in keys and "train" in keys:
         consequence += " Training continues from its checkpoints, or with train.snapshots from scratch."
     elif CHECKPOINTS in keys:

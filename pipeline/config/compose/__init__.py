@@ -49,7 +49,7 @@ SCHEMA = "nightjar_schema"
 ROOT = "config"
 # The user's own configuration directory, beside the store.
 OWN = "my"
-# Settings of where and how a run works; they do not change its results, nor its name.
+# Settings of where and how a run works, which change neither its results nor its name.
 NOT_IN_RUN_NAME = (
     "run",
     "store",
@@ -65,12 +65,12 @@ NOT_IN_RUN_NAME = (
 )
 
 
-# ``Registry.state`` at the time that the schema was stored with Hydra.
+# ``Registry.state`` at the time when the schema was stored with Hydra.
 _stored = -1
 
 
 def conf_directory() -> Path:
-    """The configuration tree: ``conf/`` beside the package in a checkout, ``pipeline/conf`` in a wheel."""
+    """Return the configuration tree: ``conf/`` beside the package in a checkout, ``pipeline/conf`` in a wheel."""
     # In a checkout, ``pipeline/conf`` is a link to the first candidate.
     here = Path(__file__).resolve().parents[1]
     for candidate in (here.parent / "conf", here / "conf"):
@@ -83,9 +83,9 @@ def conf_directory() -> Path:
 
 @contextmanager
 def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[str]]]:
-    """A Hydra object over ``conf/``, and the overrides that add the user's own ``config_dir`` to its search path.
+    """Yield a Hydra object over ``conf/``, and the overrides that add ``config_dir`` to its search path.
 
-    ``config_dir`` None: the directory ``my`` where it is called, if there is one.
+    ``config_dir`` None: the directory ``my`` in the current directory, if there is one.
     """
     extra = []
     if config_dir is None and Path(OWN).is_dir():
@@ -95,10 +95,10 @@ def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[s
         if not path.is_dir():
             raise ConfigError(f"--config-dir {config_dir} is not a directory", hint="--config-dir <directory>")
         extra.append(f"hydra.searchpath=['file://{path}']")
-    # The schema is stored once, and again when registries have changed, because some defaults list their contents.
+    # Store the schema once, and again when registries have changed, because some defaults list their contents.
     global _stored
     if _stored != Registry.state:
-        # Called for its errors about packages' checks, to which OmegaConf would add lines of its own.
+        # Call this for its errors about packages' checks, to which OmegaConf would add lines of its own.
         gate_settings()
         ConfigStore.instance().store(name=SCHEMA, node=Config, provider="nightjar")
         _stored = Registry.state
@@ -110,9 +110,9 @@ def hydra_session(config_dir: str | None = None) -> Iterator[tuple[Hydra, list[s
 
 
 def compose(arguments: Sequence[str], config_dir: str | None = None, *, night: bool = False) -> Config:
-    """The checked configuration for override ``arguments``, its ``run`` filled in.
+    """Return the checked configuration for override ``arguments``, its ``run`` filled in.
 
-    ``night``: it is for nights, which find the checkpoint that they start from.
+    ``night``: the configuration is for nights, which find the checkpoint that they start from.
     Raises ConfigError with the nearest match for an unknown key or option, a wrong type or value.
     """
     with hydra_session(config_dir) as (hydra, extra):
@@ -123,8 +123,8 @@ def compose(arguments: Sequence[str], config_dir: str | None = None, *, night: b
 
 
 def compose_tree(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str] = ()) -> DictConfig:
-    """The composed tree (its ``hydra`` node left out) for override ``arguments``; ConfigError as ``compose``."""
-    # Hydra's messages are about structs and packages, so errors that can be found without it are found first.
+    """Return the composed tree (its ``hydra`` node left out) for override ``arguments``; ConfigError as ``compose``."""
+    # Hydra's messages are about structs and packages, so first look for the errors that can be found without it.
     parsed = checked_overrides(arguments, extra)
     complaints.refuse_sweeps(parsed)
     mended = complaints.mend_additions(parsed)
@@ -141,14 +141,14 @@ def compose_tree(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str] = 
 
 
 def checked_overrides(arguments: Sequence[str], extra: Sequence[str] = ()) -> list[Override]:
-    """The parsed ``arguments``; ConfigError for one that does not parse or names no key, group or option."""
+    """Return the parsed ``arguments``; ConfigError for one that does not parse or names no key, group or option."""
     parsed = complaints.parse(arguments)
     complaints.check_overrides(parsed, group_options([*complaints.parse(extra), *parsed]))
     return parsed
 
 
 def group_options(overrides: Sequence[Override]) -> dict[str, list[str]]:
-    """Options of every top-level group: the YAML files of ``conf/`` and of added directories, and registered models.
+    """Return the options of every top-level group: files of ``conf/`` and added directories, and registered models.
 
     Read from the directories, because Hydra would compose the tree once for every group. Empty where the search path
     has something other than directories, which only Hydra can read.
@@ -164,7 +164,7 @@ def group_options(overrides: Sequence[Override]) -> dict[str, list[str]]:
 
 
 def search_places(overrides: Sequence[Override]) -> list[Path] | None:
-    """``conf/`` and the added directories of the search path; None where it has something that only Hydra can read."""
+    """Return ``conf/`` and the added directories of the search path; None if only Hydra can read something in it."""
     places = [conf_directory()]
     for override in overrides:
         if override.key_or_group == "hydra.searchpath":
@@ -183,7 +183,7 @@ def _resolve(tree: DictConfig) -> Config:
         raise complaints.translate(error) from None
     assert isinstance(config, Config)
     config = with_machine(config)
-    # Rules that recorded configurations need not obey, because these may be older, are checked here, not in ``check``.
+    # These rules are not in ``check``, because recorded configurations, which may be older, need not obey them.
     check(config)
     check_mapping_settings(config.data)
     check_validation_settings(config)
@@ -196,18 +196,18 @@ def _resolve(tree: DictConfig) -> Config:
 
 def config_hash(config: Config) -> str:
     """Hash (64 hex digits) of what a run computes; its name, store, stages and launcher do not count."""
-    # With the first names of settings and sorted keys, so that renaming a setting, or moving it within its group, does
+    # Use the first names of settings and sorted keys, so that renaming a setting, or moving it within its group, does
     # not change a run's name.
     record = with_first_names(dataclasses.asdict(config))
     for name in NOT_IN_RUN_NAME:
         del record[name]
-    # The guard may stop a run, and changing it must continue the same run.
+    # The guard may stop a run, and the same run must continue after the guard's settings change.
     del record["train"]["guard"]
     return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()
 
 
 def sweep(arguments: Sequence[str]) -> list[list[str]]:
-    """The jobs of a sweep: the overrides of each combination of the swept values, in Hydra's order.
+    """Return the jobs of a sweep: the overrides of each combination of the swept values, in Hydra's order.
 
     The job's number is appended to a given ``run``, so that every job has its own.
     """
@@ -215,7 +215,7 @@ def sweep(arguments: Sequence[str]) -> list[list[str]]:
     named = [override for override in parsed if override.key_or_group == "run" and override.value() is not None]
     choices = []
     for override in parsed:
-        # The run's name is not swept over: every job gets it, with the job's number.
+        # The run's name is not swept over: every job gets it with the job's number.
         if override in named:
             continue
         if not override.is_sweep_override():
@@ -236,11 +236,11 @@ def sweep(arguments: Sequence[str]) -> list[list[str]]:
 
 
 def to_yaml(config: Config) -> str:
-    """``config`` as the YAML of ``runs/<run>/config.yaml``, without the webhook."""
+    """Format ``config`` as the YAML of ``runs/<run>/config.yaml``, without the webhook."""
     try:
         return OmegaConf.to_yaml(OmegaConf.create(recorded(config)))
     except complaints.config_errors() as error:
-        # For example a text with an unclosed interpolation, which composing keeps but YAML could not be read from.
+        # A text with an unclosed interpolation, for example, can be composed, but its YAML could not be read.
         raise complaints.translate(error) from None
 
 
@@ -269,7 +269,7 @@ def _recorded_tree(text: str, registered: object) -> DictConfig:
             "the configuration is not a mapping of settings",
             hint="use runs/<run>/config.yaml, which nightjar run writes",
         )
-    # The recorded settings are resolved, so whatever looks like a reference is plain text.
+    # Recorded settings are resolved, so anything that looks like a reference is plain text.
     plain = cast(dict[str, Any], _without_interpolations(written))
     tree = OmegaConf.merge(schema_for(plain), with_new_names(plain))
     assert isinstance(tree, DictConfig)
@@ -277,7 +277,7 @@ def _recorded_tree(text: str, registered: object) -> DictConfig:
 
 
 def _without_interpolations(value: Any) -> Any:
-    # ``value`` whose texts mean themselves: a file may come from elsewhere, and must not ask for our environment.
+    # Escape references in ``value``: a file may come from elsewhere, and must not read our environment.
     if isinstance(value, dict):
         return {key: _without_interpolations(each) for key, each in value.items()}
     if isinstance(value, list):

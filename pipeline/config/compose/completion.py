@@ -37,17 +37,17 @@ complete -o nospace -o default -F _nightjar_complete nightjar
 
 
 def script(commands: Sequence[str], composing: Sequence[str]) -> str:
-    """The bash script to ``eval``; ``composing``: the commands that take overrides."""
+    """Return the bash script to ``eval``; ``composing``: the commands that take overrides."""
     return SCRIPT.format(commands=" ".join(commands), composing=" ".join(composing))
 
 
 def uninstall() -> str:
-    """The bash commands that undo ``script``."""
+    """Return the bash commands that undo ``script``."""
     return "complete -r nightjar\nunset -f _nightjar_complete\n"
 
 
 def query(line: str) -> list[str]:
-    """The completions of the command line ``line`` (``nightjar run mod``)."""
+    """Return the completions of the command line ``line`` (``nightjar run mod``)."""
     from hydra._internal.core_plugins.bash_completion import BashCompletion
 
     from pipeline.config.compose import ROOT, hydra_session
@@ -70,7 +70,7 @@ def query(line: str) -> list[str]:
 
 
 def answer(arguments: Sequence[str], commands: Sequence[str], composing: Sequence[str]) -> str:
-    """What ``-sc install=bash``, ``uninstall=bash`` and ``query=bash`` print; ConfigError for anything else."""
+    """Return what ``-sc install=bash``, ``uninstall=bash`` and ``query=bash`` print; ConfigError for anything else."""
     if list(arguments) == ["install=bash"]:
         return script(commands, composing)
     if list(arguments) == ["uninstall=bash"]:

@@ -17,16 +17,16 @@ from pipeline.core.errors import ConfigError
 
 
 def experiment_file(arguments: Sequence[str], config_dir: str | None = None, about: Sequence[str] = ()) -> str:
-    """The text of an experiment that composes to what ``arguments`` do, but for where and how a run works.
+    """Return the text of an experiment that composes like ``arguments``, except for where and how a run works.
 
-    It names no other experiment, so it stays what it is when that one changes. ``about``: comments. ConfigError where
+    It names no other experiment, so a change of another one does not affect it. ``about``: comments. ConfigError if
     the overrides remove a setting, which no experiment can.
     """
     with hydra_session(config_dir) as (hydra, extra):
         wanted, chosen = _composed(hydra, arguments, extra)
         _, usual = _composed(hydra, (), extra)
         options = [f"{group}={name}" for group, name in chosen.items() if usual.get(group) != name]
-        # Settings that a group's option brings are left out: the file names the option instead.
+        # Leave out settings that a group's option sets, since the file names the option instead.
         with_options, _ = _composed(hydra, options, extra)
         settings = _changes(with_options, wanted)
     lines = ["# @package _global_", *(f"# {line}" for line in about)]
@@ -41,7 +41,7 @@ def experiment_file(arguments: Sequence[str], config_dir: str | None = None, abo
 
 
 def _composed(hydra: Hydra, arguments: Sequence[str], extra: Sequence[str]) -> tuple[dict[str, Any], dict[str, str]]:
-    # The settings that a run's name depends on, and the option of every group.
+    # Return the settings that a run's name depends on, and the option of every group.
     mended = complaints.mend_additions(checked_overrides(arguments, extra))
     whole = hydra.compose_config(ROOT, [*extra, *mended], run_mode=RunMode.RUN, from_shell=True)
     choices = OmegaConf.to_container(whole.hydra.runtime.choices)
@@ -58,14 +58,14 @@ def _settings(tree: DictConfig) -> dict[str, Any]:
     with open_dict(tree):
         for name in (*NOT_IN_RUN_NAME, "hydra"):
             tree.pop(name, None)
-    # Not resolved, so that an experiment keeps references to other settings and to the environment.
+    # Do not resolve, so that an experiment keeps references to other settings and to the environment.
     settings = OmegaConf.to_container(tree)
     assert isinstance(settings, dict)
     return cast(dict[str, Any], settings)
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> dict[str, Any]:
-    # What has to be set on ``before`` to get ``after``. Hydra has no way to remove a setting in a file.
+    # Return what must be set on ``before`` to get ``after``. A Hydra file cannot remove a setting.
     changes: dict[str, Any] = {}
     if gone := sorted(before.keys() - after.keys()):
         raise ConfigError(
@@ -76,14 +76,14 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any], path: str = ""
         if isinstance(value, Mapping) and isinstance(former, Mapping):
             if inner := _changes(former, value, f"{path}{name}."):
                 changes[name] = inner
-        # Compared as text, because NaN is not equal to itself.
+        # Compare as text, because NaN is not equal to itself.
         elif name not in before or repr(value) != repr(former):
             changes[name] = value
     return changes
 
 
 def _require_equal(text: str, wanted: Mapping[str, Any], config_dir: str | None) -> None:
-    # Compose ``text``: what is written for others to run is tried first.
+    # Compose ``text`` to test it, since it is written for others to run.
     with tempfile.TemporaryDirectory() as folder, hydra_session(config_dir) as (hydra, extra):
         Path(folder, "experiment").mkdir()
         Path(folder, "experiment", "written.yaml").write_text(text)

@@ -19,18 +19,19 @@ from pipeline.core.machine import gpus, pinned_figures, usable_memory
 from pipeline.core.units import GIB
 
 AUTO = "auto"
-# The name where figures are the settings' defaults, which are those of this hardware file.
+# The hardware whose figures are the defaults of the settings.
 ELSEWHERE = "laptop"
-# Sizes of memory between two powers of two: machines of one kind differ by a little, and keys depend on it.
+# The number of memory sizes between two powers of two. Machines of one kind differ slightly, and keys depend on the
+# size.
 _STEPS = 16
 
 
 def with_machine(config: Config) -> Config:
-    """``config`` with the device, the ranks and the memory of this machine where its hardware leaves them open.
+    """Return ``config`` with this machine's device, ranks and memory where its hardware leaves them open.
 
     Speeds left open get their defaults and are listed in ``hardware.measured``: plans measure them, and no key depends
     on them. On a cluster, where pods are other machines, it is the laptop's. A pinned file (``machine.pinned_figures``)
-    has it all, the name too; ConfigError where it does not fit.
+    has it all, the name too; ConfigError if it does not fit.
     """
     hardware = config.hardware
     if not _left_open(hardware):
@@ -46,7 +47,7 @@ def with_machine(config: Config) -> Config:
         hardware = replace(hardware, device="cuda" if cards else "cpu")
     if "ranks_per_host" in left_open:
         hardware = replace(hardware, ranks_per_host=len(cards) or 1)
-    # Memory comes after the number of ranks, which share it.
+    # Set the memory after the number of ranks, which share it.
     config = replace(config, hardware=hardware)
     hbm = min((card.memory for card in cards), default=0) / GIB
     figures["hbm_gib"] = _rounded(hbm)
@@ -57,13 +58,13 @@ def with_machine(config: Config) -> Config:
 
 
 def _completed(config: Config, figures: Mapping[str, Any]) -> Config:
-    # The hardware gets its name, the list of what is measured, and what it leaves open, from ``figures``.
+    # Fill in the hardware's name, the list of measured settings, and all open settings from ``figures``.
     names = ("name", "measured", *_left_open(config.hardware))
     return replace(config, hardware=replace(config.hardware, **{name: figures[name] for name in names}))
 
 
 def _left_open(hardware: HardwareConfig) -> list[str]:
-    # The settings that say auto, no ranks or ``.nan``.
+    # List the settings that are left open: device auto, 0 ranks, or ``.nan``.
     names = []
     for name, value in vars(hardware).items():
         if isinstance(value, float):
@@ -76,20 +77,20 @@ def _left_open(hardware: HardwareConfig) -> list[str]:
 
 
 def _pinned() -> dict[str, Any]:
-    # The settings of the pinned file; {} where there is none.
+    # Return the settings of the pinned file, or {} if there is none.
     path = pinned_figures()
     try:
         if not path.is_file():
             return {}
     except PermissionError:
-        # The home is another user's, so this user has no such file.
+        # The home belongs to another user, so this user has no such file.
         return {}
     try:
         pinned: Any = OmegaConf.to_object(OmegaConf.merge(HardwareConfig, OmegaConf.load(path)))
         if left := _left_open(pinned):
             raise ValueError(f"{left[0]} is left open, but this file is what auto stands for")
     except (OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
-        # ValueError is also raised for bytes that are no text.
+        # ValueError is also raised for bytes that are not text.
         raise ConfigError(
             f"{path}, which hardware=auto stands for, does not fit: {str(error).splitlines()[0]}",
             hint="remove it, and nightjar calibrate --pin writes it anew; or hardware=laptop",
@@ -98,8 +99,8 @@ def _pinned() -> dict[str, Any]:
 
 
 def _rounded(gib: float) -> float:
-    # Rounds down to one of ``_STEPS`` sizes between two powers of two: a plan must not count on memory that is not
-    # there.
+    # Round down to one of ``_STEPS`` sizes between two powers of two: a plan must not count on memory that does not
+    # exist.
     if gib <= 0:
         return 0.0
     step = 2.0 ** math.floor(math.log2(gib)) / _STEPS

@@ -26,12 +26,12 @@ from pipeline.specs import STAGES
 ALL = "all"
 # Headings in the help text of conf/config.yaml.
 KEYS, EXAMPLES = "== Keys: set with group.key=value ==\n", "Examples:\n"
-# The path of the setting, such as train.lr, and its line of YAML with a sentence.
+# A setting's path, such as train.lr, and its line of YAML with a sentence.
 Line = tuple[str, str]
 
 
 def part_of(text: str, part: str) -> str:
-    """What of Hydra's help ``text`` is about ``part``: a group or setting, ``all``, or "" for an overview.
+    """Return the part of Hydra's help ``text`` about ``part``: a group or setting, ``all``, or "" for an overview.
 
     Raises ConfigError for an unknown part.
     """
@@ -41,7 +41,7 @@ def part_of(text: str, part: str) -> str:
     if part == ALL:
         return "".join([head, KEYS, *(line for _, line in lines), EXAMPLES, examples])
     if not part:
-        # The settings of the top level, and a line for each group with the number of its settings.
+        # Show the settings of the top level, and a line for each group with the number of its settings.
         overview = ""
         for path, line in lines:
             if "." in path:
@@ -70,13 +70,14 @@ def _below(lines: Sequence[Line], part: str) -> list[Line]:
 
 
 def _lines(settings: str) -> Iterator[Line]:
-    # Lines of YAML, each setting's first sentence after its own; lines of a list belong to the setting above them.
+    # Yield lines of YAML, each setting's first sentence after its own; lines of a list belong to the setting above
+    # them.
     parents: list[tuple[int, str]] = []
     path = ""
     for line in settings.splitlines(keepends=True):
         key = re.match(r"( *)([\w.-]+):(?= |$)", line)
         if key:
-            # The keys above that are indented less are the groups it lies in.
+            # Keys above that are indented less are the groups that contain it.
             while parents and parents[-1][0] >= len(key[1]):
                 parents.pop()
             parents.append((len(key[1]), key[2]))
@@ -105,7 +106,7 @@ class _OptionsReadOnce(ConfigLoaderImpl):
         config_name: str | None = None,
         overrides: list[str] | None = None,
     ) -> list[str]:
-        """The options or groups in ``group_name``, whatever a configuration or overrides add to the search path."""
+        """Return the options or groups in ``group_name``, whatever configurations or overrides add to the path."""
         return self._opened.get_group_options(group_name, results_filter)
 
 
@@ -130,7 +131,7 @@ def show(arguments: Sequence[str], options: argparse.Namespace) -> int:
                 with contextlib.redirect_stdout(io.StringIO()) as shown:
                     hydra.app_help(ROOT, get_args_parser(), given)
                 text = shown.getvalue()
-                # The first line of the help is that of ``nightjar run``.
+                # The first line of the help, from conf/config.yaml, is about ``nightjar run``.
                 if options.stage is not None:
                     title = f"nightjar {options.stage} [overrides]: {STAGES.get(options.stage).help}."
                     text = re.sub(r"nightjar run \[overrides\]: .*", title, text, count=1)

@@ -28,7 +28,7 @@ from pipeline.specs.model import MODELS
 
 
 def parse(overrides: Sequence[str]) -> list[Override]:
-    """The parsed ``overrides``; ConfigError for a text that is not ``key=value``, ``+key=value`` or ``~key``."""
+    """Return the parsed ``overrides``; ConfigError for a text that is not ``key=value``, ``+key=value`` or ``~key``."""
     parser = OverridesParser.create()
     parsed = []
     for text in overrides:
@@ -47,7 +47,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
             # Hydra's reason quotes the override, too.
             if shown == text:
                 message += f": {str(error).splitlines()[0]}"
-            # Quotes around the value are for Hydra's grammar, those around all of it for the shell.
+            # Quotes around the value are for Hydra's grammar; quotes around the whole override are for the shell.
             key, _, value = shown.partition("=")
             if key != key.rstrip():
                 hint = f"leave out the blanks around =: {key.strip()}={value.strip()}"
@@ -60,7 +60,7 @@ def parse(overrides: Sequence[str]) -> list[Override]:
 
 
 def mend_additions(overrides: Iterable[Override]) -> list[str]:
-    """The overrides' texts, ``+data.dense.I9={..}`` written as ``+data.dense={I9: {..}}``.
+    """Return the overrides' texts, ``+data.dense.I9={..}`` written as ``+data.dense={I9: {..}}``.
 
     OmegaConf does not add an entry to a typed dictionary, but merges a dictionary into it. For the same reason
     ``rename={a: b}``, which sets entries of a dictionary, becomes ``++rename={a: b}``.
@@ -72,7 +72,7 @@ def mend_additions(overrides: Iterable[Override]) -> list[str]:
         if plain and _is_mapping(override) and typing.get_origin(field_type(override.key_or_group)) is dict:
             text = f"++{text}"
         parts = override.key_or_group.split(".")
-        # Only the outermost dictionary on the path matters: what lies below its entry is merged along with the entry.
+        # Only the outermost dictionary on the path matters: everything below its entry is merged along with the entry.
         depths = range(1, len(parts)) if override.is_add() or override.is_force_add() else range(0)
         for depth in depths:
             group, inner = ".".join(parts[:depth]), parts[depth:]
@@ -89,7 +89,7 @@ def refuse_sweeps(overrides: Iterable[Override]) -> None:
     """Raise ConfigError for the first override that gives several values without ``-m``."""
     for override in overrides:
         if override.is_sweep_override():
-            # Hydra takes a,b for a sweep even where the setting is a list and [a,b] was meant, so the hint has both.
+            # Hydra takes a,b for a sweep even if the setting is a list and [a,b] was meant, so the hint shows both.
             key, shown = override.get_key_element(), without_secret(override.input_line or "")
             raise ConfigError(
                 f"{shown} has several values, expected one",
@@ -104,7 +104,7 @@ def check_overrides(overrides: Iterable[Override], groups: Mapping[str, Sequence
     """
     for override in overrides:
         key = override.key_or_group
-        # Hydra checks its own settings itself.
+        # Hydra checks its own settings.
         if key == "hydra" or key.startswith(("hydra.", "hydra/")):
             continue
         # A mapping, as in model={embedding_dim: 8}, sets the group's settings; anything else chooses an option.
@@ -121,7 +121,7 @@ def check_overrides(overrides: Iterable[Override], groups: Mapping[str, Sequence
         near = nearest(key, groups)
         if not near:
             raise ConfigError(f"{key} is unknown", hint=_listing(key))
-        # A slip in the webhook's name makes its value no less of a secret.
+        # A typing error in the webhook's name does not make its value less secret.
         if value and near == WEBHOOK:
             value = "=<its value>"
         raise ConfigError(f"{key} is unknown; did you mean {near}?", hint=f"{near}{value}")
@@ -157,7 +157,7 @@ def _check_option(override: Override, options: Sequence[str]) -> None:
 
 
 def _listing(key: str) -> str:
-    # Says where the settings beside ``key`` are listed, for keys that resemble none enough to propose it.
+    # Say where the settings beside ``key`` are listed, if no setting resembles it enough to be proposed.
     parent = key.rpartition(".")[0]
     if parent and find_place(parent) is not None:
         return f"nightjar explain {parent} lists its settings"
@@ -165,7 +165,7 @@ def _listing(key: str) -> str:
 
 
 def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigError:
-    """The ConfigError for Hydra's or OmegaConf's ``error``."""
+    """Return the ConfigError for Hydra's or OmegaConf's ``error``."""
     # Hydra wraps OmegaConf's errors, which have the key as an attribute, into its own, which have it only in the text.
     cause: BaseException | None = error
     while cause is not None:
@@ -192,7 +192,7 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
 
 
 def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Override]) -> ConfigError:
-    # The ConfigError for ``error`` about ``key``: renamed, unknown, not added yet, or of the wrong type.
+    # Return the ConfigError for ``error`` about ``key``: renamed, unknown, not added yet, or of the wrong type.
     # ``field_type`` knows the settings of all models, so only the error tells which model's dataclass refused this one.
     refused = re.search(r"[Kk]ey '\w+' not in '(\w+)'", str(error))
     if refused and re.fullmatch(r"model\.\w+", key):
@@ -204,7 +204,7 @@ def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Over
         near = nearest(key)
         meant = f"; did you mean {near}?" if near else ""
         return ConfigError(f"{key} is unknown{meant}", hint=near or _listing(key))
-    # The override of the key itself, and one of a setting below it.
+    # Find the override of the key itself, and one of a setting below it.
     given: Override | None = None
     inner: Override | None = None
     for override in overrides:
@@ -214,7 +214,7 @@ def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Over
             given = given or override
         elif override.key_or_group.startswith(f"{key}."):
             inner = inner or override
-    # An entry of a dictionary must be added before it is set. Only the error's text tells this case from others.
+    # An entry of a dictionary must be added before it is set. Only the error's text distinguishes this case.
     if given is not None:
         if "not in" in str(error) and field_type(key.rpartition(".")[0]) is not None and not given.is_add():
             return _absent(key, error, str(given.input_line))
@@ -229,7 +229,7 @@ def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Over
 
 
 def _absent(key: str, error: OmegaConfBaseException, line: str) -> ConfigError:
-    # The error for entry ``key`` that the override ``line`` takes to be there; entries of like names are proposed.
+    # Return the error for entry ``key`` that the override ``line`` assumes to exist; similar entries are proposed.
     group, _, name = key.rpartition(".")
     names = list(error.parent_node.keys()) if isinstance(error.parent_node, DictConfig) else []
     near = difflib.get_close_matches(name, map(str, names), n=1)
@@ -243,7 +243,7 @@ def _absent(key: str, error: OmegaConfBaseException, line: str) -> ConfigError:
 
 
 def _wrong_type(key: str, kind: Any, error: OmegaConfBaseException, given: Override | None) -> ConfigError:
-    # The error for a value that is not of type ``kind``; ``given``: its override, None for a file.
+    # Return the error for a value that is not of type ``kind``; ``given`` is its override, or None for a file.
     text = "" if given is None else _value_text(given)
     plain = given is not None and not _is_mapping(given)
     if re.fullmatch(r"plan\.tables\.[^.]+", key):
@@ -272,7 +272,7 @@ def _wrong_type(key: str, kind: Any, error: OmegaConfBaseException, given: Overr
 
 
 def _about_model(key: str, owner: str) -> ConfigError:
-    # A setting that the chosen model, with the dataclass called ``owner``, does not have.
+    # Return the error for a setting that the chosen model, with the dataclass ``owner``, does not have.
     spec = next((spec for spec in MODELS if spec.config.__name__ == owner), None)
     if spec is None:
         line = f"defaults: [{MODELS.names()[0]}, _self_]"
@@ -288,14 +288,14 @@ def _about_model(key: str, owner: str) -> ConfigError:
 
 
 def config_errors() -> tuple[type[Exception], ...]:
-    """What Hydra and OmegaConf raise for a user's mistake."""
+    """Return what Hydra and OmegaConf raise for a user's mistake."""
     import yaml
 
     return (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
 
 def _value_text(override: Override) -> str:
-    # The text after the first ``=``, as typed.
+    # Return the text after the first ``=``, as typed.
     return (override.input_line or "").partition("=")[2]
 
 

@@ -22,14 +22,14 @@ from pipeline.core.errors import ConfigError
 from pipeline.core.registry import Registry
 from pipeline.specs.model import MODELS
 
-# Trees that a process keeps; each takes about a megabyte.
+# The number of trees that a process caches; each takes about a megabyte.
 CACHED_TREES = 16
 _cache: OrderedDict[tuple[object, ...], DictConfig] = OrderedDict()
 
 
 def compose_lines(hydra: Hydra, root: str, lines: Sequence[str]) -> DictConfig:
-    """The tree of the config ``root`` for override ``lines``, its ``hydra`` node left out; what Hydra raises."""
-    # RunMode.RUN, because ``sweep`` has split sweeps into single runs already.
+    """Compose the config ``root`` for override ``lines`` without its ``hydra`` node; Hydra's errors pass through."""
+    # Use RunMode.RUN, because ``sweep`` has split sweeps into single runs already.
     tree = hydra.compose_config(root, list(lines), run_mode=RunMode.RUN, from_shell=True)
     with open_dict(tree):
         del tree["hydra"]
@@ -44,14 +44,14 @@ def compose_cached(
     groups: Mapping[str, Sequence[str]],
     places: Sequence[Path],
 ) -> DictConfig:
-    """As ``compose_lines`` of ``extra`` and ``parsed``, and quick where only values differ from an earlier call.
+    """Compose ``extra`` and ``parsed`` like ``compose_lines``, but fast if only values differ from an earlier call.
 
-    ``groups``: those of the YAML files in the directories ``places``, which are all that there is to compose from.
+    ``groups``: those of the YAML files in the directories ``places``, which must be all that there is to compose from.
     """
     values, lines = [], list(extra)
     for override in parsed:
         key_or_group = override.key_or_group
-        # An override that names no option, no package and no setting of Hydra's acts on the composed tree alone.
+        # An override that names no option, no package and no setting of Hydra's changes only the composed tree.
         of_tree = override.package is None and "/" not in key_or_group and key_or_group not in groups
         if of_tree and key_or_group.split(".")[0] != "hydra":
             values.append(override)
@@ -63,7 +63,7 @@ def compose_cached(
     _cache.move_to_end(key)
     while len(_cache) > CACHED_TREES:
         _cache.popitem(last=False)
-    # A copy, because Hydra writes the values into the tree that it is given.
+    # Copy the tree, because Hydra writes the values into the tree that it is given.
     tree = copy.deepcopy(_cache[key])
     ConfigLoaderImpl._apply_overrides_to_config(values, tree)
     return tree
@@ -72,7 +72,7 @@ def compose_cached(
 def _files(places: Sequence[Path], groups: Iterable[str]) -> list[tuple[str, int, int]]:
     """Name, time and size of every YAML file that a tree may be composed from, in folders that are links, too.
 
-    Nothing else in ``places`` is looked at: a project's directory may have environments and stores in it.
+    Nothing else in ``places`` is read: a project's directory may have environments and stores in it.
     """
     paths: list[Path] = []
     for place in places:
@@ -80,7 +80,7 @@ def _files(places: Sequence[Path], groups: Iterable[str]) -> list[tuple[str, int
         for group in groups:
             paths += (place / group).rglob("*.y*ml")
     files = []
-    # Sorted, because the order of a directory's entries may change although no file does.
+    # Sort, because the order of a directory's entries may change although no file does.
     for path in sorted(paths):
         status = path.stat()
         files.append((str(path), status.st_mtime_ns, status.st_size))
@@ -98,7 +98,7 @@ def store_models() -> None:
 
     Once a process: Hydra makes a tree of them, which takes a while.
     """
-    # Compared by class, not only by name: a test may add another model under a name that was used before.
+    # Compare the class as well as the name: a test may add another model under a name that was used before.
     for spec in MODELS:
         if _stored.get(spec.name) is not spec.config:
             ConfigStore.instance().store(group=GROUP, name=spec.name, node=spec.config, provider="nightjar")
@@ -106,14 +106,14 @@ def store_models() -> None:
 
 
 def settings_class(name: str) -> type[ModelConfig]:
-    """The dataclass of the settings of the model called ``name``; ConfigError where there is no such model."""
+    """Return the dataclass of the settings of the model called ``name``; ConfigError if there is no such model."""
     settings: type[ModelConfig] = MODELS.get(name).config
     return settings
 
 
 def schema_for(recorded: dict[Any, Any]) -> DictConfig:
-    """The schema of a configuration, with the settings of the model that ``recorded`` names."""
-    # Called for its errors about packages' checks, to which OmegaConf would add lines of its own.
+    """Return the schema of a configuration, with the settings of the model that ``recorded`` names."""
+    # Call this for its errors about packages' checks, to which OmegaConf would add lines of its own.
     gate_settings()
     # The type of field ``model`` has only what all models share, and would refuse a single model's settings.
     schema: DictConfig = OmegaConf.structured(Config)
@@ -124,7 +124,7 @@ def schema_for(recorded: dict[Any, Any]) -> DictConfig:
 
 
 def check_settings(tree: DictConfig) -> None:
-    """Raise ConfigError where the settings in the composed ``tree`` are not those of the model ``model.name``.
+    """Raise ConfigError if the settings in the composed ``tree`` are not those of the model ``model.name``.
 
     A user's file that names a model without its settings gets their defaults.
     """

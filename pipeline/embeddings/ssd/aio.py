@@ -1,6 +1,6 @@
-"""Many reads of a disk at once, past the page cache: by io_uring, by Linux AIO, or by threads that do one each.
+"""Many concurrent disk reads, past the page cache: by io_uring, by Linux AIO, or by threads that do one each.
 
-A read costs 4 to 5 us of processor time by io_uring or Linux AIO, whichever the kernel allows; threads took 17
+A read costs 4 to 5 us of processor time with io_uring or Linux AIO, whichever the kernel allows; threads took 17
 (docs/measurements/ssd.md).
 """
 
@@ -21,26 +21,26 @@ from numpy.typing import NDArray
 
 I64 = NDArray[np.int64]
 DEPTH = 1024
-# Bytes of the memory that reads go into, which is reused.
+# The bytes of the memory that reads go into, which is reused.
 _STAGING = 8 << 20
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 class IoEngine(Protocol):
-    """``memory``: where most reads go, if it is known; the constructor raises OSError where the machine refuses it."""
+    """``memory`` is where most reads go, if known; the constructor raises OSError if the machine refuses the engine."""
 
     name: str
 
     def submit(self, numbers: I64, fds: I64, offsets: I64, lengths: I64, addresses: I64, *, write: bool = False) -> int:
-        """Ask for reads into ``addresses``, or writes from there; return how many were taken: the first ones, >= 1."""
+        """Request reads into ``addresses``, or writes from there; return how many, >= 1, were accepted in order."""
         ...
 
     def wait(self, least: int) -> tuple[I64, I64]:
-        """Wait for ``least`` requests; return the numbers of those done, and their bytes, or minus the errors."""
+        """Wait for ``least`` requests; return the numbers of those done, and their bytes or negative error numbers."""
         ...
 
     def close(self) -> None:
-        """Return it to the kernel, once the requests under way are done."""
+        """Give the engine back to the kernel, once the requests under way are done."""
         ...
 
 
@@ -57,7 +57,7 @@ def _at(array: NDArray[Any]) -> ctypes.c_void_p:
     return ctypes.c_void_p(array.ctypes.data)
 
 
-# System calls, with the same numbers on every machine.
+# System call numbers, which are the same on every machine.
 _SETUP, _ENTER, _REGISTER = 425, 426, 427
 _RING, _ENTRIES = 0, 0x10000000
 _PARAMETERS = np.dtype(
@@ -100,7 +100,7 @@ class Uring:
 
     def __init__(self, memory: mmap.mmap | None = None) -> None:
         parameters, self._fd = np.zeros(1, _PARAMETERS), -1
-        # Kernels before 5.19 know no flag that spares us interrupts.
+        # Kernels before 5.19 do not know the flag that saves interrupts.
         for flags in (_COOPERATE, 0):
             parameters["flags"] = flags
             self._fd = _call(_SETUP, DEPTH, _at(parameters))
@@ -117,7 +117,7 @@ class Uring:
         if memory is not None:
             whole = np.frombuffer(memory, np.uint8)
             vector = np.array([whole.ctypes.data, len(whole)], np.uint64)
-            # Where it may not be locked in memory, reads into it cost a little more.
+            # If the memory may not be locked, reads into it cost a little more.
             if _call(_REGISTER, self._fd, _BUFFERS, _at(vector), 1) == 0:
                 self._read = _READ_FIXED
 
@@ -145,7 +145,7 @@ class Uring:
         self._sq_tail[0] = (tail + len(numbers)) % (1 << 32)
         taken = self._enter(len(numbers), 0)
         if taken < len(numbers):
-            # The caller asks for the rest again.
+            # The caller requests the rest again.
             self._sq_tail[0] = (tail + max(0, taken)) % (1 << 32)
         if taken < 1:
             raise failed(ctypes.get_errno())
@@ -232,7 +232,7 @@ _THREADS = 32
 
 
 class Threads:
-    """pread(2) and pwrite(2) in threads: they work everywhere, and cost several times the processor time."""
+    """pread(2) and pwrite(2) in threads, which work everywhere and cost several times the processor time."""
 
     name = "threads"
 
@@ -250,7 +250,7 @@ class Threads:
     def _transfer(self, call: Any, number: int, fd: int, offset: int, length: int, address: int) -> None:
         done = call(fd, ctypes.c_void_p(address), ctypes.c_size_t(length), ctypes.c_longlong(offset))
         if done < 0:
-            # As a negative number, like io_uring and Linux AIO.
+            # Return errors as negative numbers, like io_uring and Linux AIO.
             done = -ctypes.get_errno()
         self._done.put((number, done))
 
@@ -267,9 +267,9 @@ ENGINES = (Uring, Aio, Threads)
 
 
 class DiskQueue:
-    """A queue of reads into 8 MiB of memory of its own, by the first of the ``engines`` that works. For one thread.
+    """A queue of reads into its own 8 MiB of memory, by the first of the ``engines`` that works. For one thread.
 
-    ``engine``: its name; ``refused``: why those before it are not used, by name.
+    ``engine`` is its name; ``refused`` says by name why those before it are not used.
     """
 
     def __init__(self, engines: Sequence[Any] = ENGINES) -> None:
@@ -288,14 +288,14 @@ class DiskQueue:
 
     @property
     def engine(self) -> str:
-        """What asks the kernel for reads: io_uring, Linux AIO, or threads."""
+        """The name of what reads from the kernel: io_uring, Linux AIO, or threads."""
         return self._engine.name
 
     def read(self, fds: I64, offsets: I64, lengths: I64) -> Iterator[tuple[I64, I64, NDArray[np.float32]]]:
         """Read [offset, offset + length) of each file, whole pages; yields (which, where, memory) as reads are done.
 
-        Request ``which[i]`` is in ``memory`` from word ``where[i]`` on, until the iterator advances. OSError where the
-        disk fails; EIO where a file ends too early.
+        Request ``which[i]`` is in ``memory`` from word ``where[i]`` on, until the iterator advances. Raises OSError if
+        the disk fails, with EIO if a file ends too early.
         """
         if not len(offsets):
             return
@@ -315,14 +315,14 @@ class DiskQueue:
             which = request_of_slot[places]
             wrong = results[results != lengths[which]]
             if len(wrong):
-                # Fewer bytes than asked for, without an error: the file ends too early.
+                # A read of fewer bytes than requested, without an error, means that the file ends too early.
                 error = -int(wrong[0]) if wrong[0] < 0 else errno.EIO
                 raise failed(error)
             yield which, places * (stride // 4), self._memory
             free, in_flight = np.concatenate([free, places]), in_flight - len(places)
 
     def close(self) -> None:
-        """Return the queue to the kernel, once the requests under way are done."""
+        """Give the queue back to the kernel, once the requests under way are done."""
         if not self._closed:
             self._closed = True
             self._engine.close()

@@ -1,8 +1,8 @@
 """A shard with a fixed number of slots: a cache of its rows in a device's memory, and one in host memory behind it.
 
-Rows stay in their slots when their batch is done. The least recently used ones leave for host memory (``HostRows``),
-many at a time, when others need their slots, and from there for the log. Rows of a batch under way never leave: where
-they leave too few slots for the next batch, that one waits until a batch is done (``SsdStore``).
+Rows stay in their slots after their batch. When others need their slots, the least recently used ones move to host
+memory (``HostRows``), many at a time, and from there to the log. Rows of a batch under way never leave: if they leave
+too few slots for the next batch, that one waits until a batch is done (``SsdStore``).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pipeline.embeddings.tables import TableSpec
 from pipeline.records.plan import ShardPlan
 from pipeline.records.scratch import LOG_SPARE
 
-# Places and their turns in line are numbers of 32 bits, and there are two turns for each place.
+# Places and their turns in line are 32-bit numbers, and there are two turns for each place.
 MOST_HOST_ROWS = 2**30
-# At least this many turns are looked at together.
+# At least this many turns are examined at a time.
 _TURNS = 4096
 
 
@@ -33,28 +33,28 @@ class HostRows:
     """At most ``count`` rows of ``values`` each, in places from 0 on; the one that came first leaves first.
 
     A row that the device wants again leaves at once, so every row is in one place, and rows leave in the order in which
-    they came: together the slots and this memory hold the most recently used rows. All of it is arrays made at the
-    start: for each row that it has room for its values and ``HOST_ROW_BYTES``, never more.
+    they came: together the slots and this memory hold the most recently used rows. Its arrays are made at the start and
+    never grow: each row that it has room for takes its values and ``HOST_ROW_BYTES``.
 
-    For one thread. Turns in line of rows that left before their time are passed over.
+    Use it from one thread. Turns in line of rows that left before their time are skipped.
     """
 
     def __init__(self, count: int, values: int) -> None:
         self.count = count
-        # It takes memory only once a place is used.
+        # The array takes memory only once a place is used.
         self._values: F32 = np.empty((count, values), np.float32)
         self._row = np.empty(count, np.uint32)
         self._kind = np.empty(count, np.int8)
-        # Where a place stands in line; -1: it is free.
+        # The turn of a place in the line; -1: the place is free.
         self._turn = np.empty(count, np.int32)
-        # Places in the order in which their rows came.
+        # The places in the order in which their rows came.
         self._line = np.empty(2 * count, np.int32)
         self._free = np.empty(count, np.int32)
         self.clear()
 
     @property
     def bytes(self) -> int:
-        """What all of it takes once every place was used."""
+        """The bytes of all arrays once every place was used."""
         arrays = self._values, self._row, self._kind, self._turn, self._line, self._free
         return sum(array.nbytes for array in arrays)
 
@@ -65,11 +65,11 @@ class HostRows:
         self._unused, self._first, self._end = self.count, 0, 0
 
     def add(self, rows: I64, values: F32, kinds: I8) -> tuple[I64, tuple[I64, F32, I8]]:
-        """Take in ``rows``, at most ``count``, the one to leave first in front; ``kinds``: the log's.
+        """Take in ``rows``, at most ``count``, the one to leave first in front; ``kinds`` are the log's.
 
         Returns their places, and the rows that leave to make room, with their values and kinds.
         """
-        # 1. Make room: the rows that came first leave first. Turns in the line whose row has left already are skipped.
+        # 1. Make room: the rows that came first leave first. Turns whose row has left already are skipped.
         found, count = [np.empty(0, np.int64)], len(rows) - self._unused
         while count > 0:
             line = self._line[self._first : min(self._end, self._first + max(count, _TURNS))]
@@ -80,7 +80,7 @@ class HostRows:
         leaving = np.concatenate(found)
         left = self._row[leaving].astype(np.int64), self._values[leaving], self._kind[leaving]
         self.drop(leaving)
-        # 2. The new rows take free places and the last turns.
+        # 2. Put the new rows into free places with the last turns.
         self._unused -= len(rows)
         places = self._free[self._unused : self._unused + len(rows)].astype(np.int64)
         self._row[places], self._values[places], self._kind[places] = rows, values, kinds
@@ -98,15 +98,15 @@ class HostRows:
         return kinds
 
     def drop(self, places: I64) -> None:
-        """The rows in ``places`` [n], each once, are somewhere else from now on."""
+        """Free ``places`` [n], each given once, because their rows are somewhere else from now on."""
         self._turn[places] = -1
         self._free[self._unused : self._unused + len(places)] = places
         self._unused += len(places)
 
     def renew(self, places: I64) -> None:
-        """The rows in ``places`` [n], each once, leave after all others."""
+        """Have the rows in ``places`` [n], each given once, leave after all others."""
         if self._end + len(places) > len(self._line):
-            # Drop the turns that are passed over, so that half the line is free at least.
+            # Drop the skipped turns, so that at least half of the line is free.
             waiting = self._line[self._first : self._end]
             waiting = waiting[self._in_turn(waiting, self._first)]
             self._first, self._end = 0, len(waiting)
@@ -116,7 +116,7 @@ class HostRows:
         self._end += len(places)
 
     def _in_turn(self, places: NDArray[np.int32], first: int) -> NDArray[np.bool_]:
-        # Which of ``places``, which stand in line from ``first`` on, have not left or come again since.
+        # Returns which of ``places``, which stand in line from ``first`` on, have not left or come again since.
         in_turn: NDArray[np.bool_] = self._turn[places] == np.arange(first, first + len(places))
         return in_turn
 
@@ -124,7 +124,7 @@ class HostRows:
 class CachedShard(SsdShard):
     """An ``SsdShard`` without pinned rows, with at most ``slots`` rows on the device and ``hosted`` in host memory.
 
-    ``table_rows``: of the whole table, for messages.
+    ``table_rows`` is the number of rows of the whole table, for messages.
     """
 
     def __init__(
@@ -141,14 +141,15 @@ class CachedShard(SsdShard):
     ) -> None:
         super().__init__(directory, name, plan, 0, values, spare, written)
         self.host = HostRows(min(hosted, plan.rows - slots, MOST_HOST_ROWS), values)
-        # Beside the entries of ``SsdShard``, above those of the log: ``_top`` - h, place h in host memory.
+        # Besides the entries of ``SsdShard``, the map has entries above those of the log: ``_top`` - h is place h in
+        # host memory.
         self._where = np.zeros(self.rows, place_type(self.rows + self.host.count))
         self._top = int(np.iinfo(self._where.dtype).max)
         self.count, self._table_rows = slots, table_rows
         self._held = np.zeros(slots, np.int32)
         self._kind = np.zeros(slots, np.int8)
         self._row = np.zeros(slots, np.int64)
-        # From the first: rows that a restore brings need no ``begin``.
+        # All slots are free from the start, so rows of a restore need no ``begin``.
         self._free = np.arange(slots)
         self._recency = Recency(slots)
         self._unheld = slots
@@ -180,13 +181,13 @@ class CachedShard(SsdShard):
     def claim(self, part: ShardRequest) -> tuple[I64, I64]:
         where = self._where[part.rows].astype(np.int64)
         hosted = self._hosted(where)
-        # Others leave host memory for the rows that leave the device now.
+        # Renew these rows, so that others leave host memory for the rows that leave the device now.
         self.host.renew(self._top - where[hosted])
         part.hosted = len(hosted)
         return super().claim(part)
 
     def _hosted(self, where: I64) -> I64:
-        # Which entries of the map are places in host memory.
+        # Returns which entries of the map are places in host memory.
         return np.flatnonzero(where > self._top - self.host.count)
 
     def _logged(self, where: I64, records: F32) -> I64:
@@ -195,7 +196,7 @@ class CachedShard(SsdShard):
         return np.flatnonzero((where > 0) & (where <= self._top - self.host.count))
 
     def _drop(self, where: I64) -> I8:
-        # A row in host memory is of the kind that it came with.
+        # A row in host memory keeps the kind that it came with.
         hosted = self._hosted(where)
         places, logged = self._top - where[hosted], where.copy()
         # For the log, an entry of 0 means a row without a record.
@@ -206,7 +207,7 @@ class CachedShard(SsdShard):
         return kinds
 
     def _store(self, rows: I64, values: F32, kinds: I8) -> None:
-        # ``rows``, the longest unused first, go into host memory; what leaves it or finds no room goes to the log.
+        # Moves ``rows``, the longest unused first, to host memory; rows that leave it or find no room go to the log.
         beyond = max(0, len(rows) - self.host.count)
         super()._store(rows[:beyond], values[:beyond], kinds[:beyond])
         places, left = self.host.add(rows[beyond:], values[beyond:], kinds[beyond:])
@@ -228,11 +229,11 @@ class CachedShard(SsdShard):
         return taken
 
     def release(self, part: ShardRequest) -> None:
-        """End a batch: its rows may leave."""
+        """End a batch, so that its rows may leave."""
         if part.era != self._era:
-            # ``begin`` has taken all slots away since.
+            # ``begin`` has taken away all slots since.
             return
-        # Rows that another batch holds as well may not leave until that batch releases them.
+        # Rows that another batch also holds may not leave until that batch releases them.
         self._held[part.slots] -= 1
         idle = part.slots[self._held[part.slots] == 0]
         self._unheld += len(idle)

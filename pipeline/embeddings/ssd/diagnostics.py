@@ -1,4 +1,4 @@
-"""What the SSD tier reports: its figures, and features that the machine refuses.
+"""Reports on the SSD tier: its figures, and features that the machine refuses.
 
 A kernel, a container or a file system may refuse what makes the tier fast; it works without, and says so.
 """
@@ -17,14 +17,14 @@ from pipeline.embeddings.ssd.fetch import SsdWorker
 from pipeline.embeddings.ssd.log import WriteCounts
 from pipeline.embeddings.ssd.scratch_files import PAGE, ScratchFile
 
-# Numbers that ``SsdFigures.take`` gives.
+# The number of figures that ``SsdFigures.take`` returns.
 FIGURES = 10
 
 
 def pss_bytes() -> int:
     """Return the proportional set size of this process, with its mapped part of the page cache; 0 where unknown.
 
-    Walks the page tables: about a millisecond for every GiB in memory.
+    It walks the page tables, which takes about a millisecond for every GiB in memory.
     """
     try:
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
@@ -39,10 +39,10 @@ def pss_bytes() -> int:
 class SsdFigures:
     """Counts of one rank since the last ``take``.
 
-    ``looked``/``found``: lookups, and those whose row was in memory at that moment; ``asked``/``there``: the same when
-    the ids of a batch are announced, a row counted once; ``hosted``: of ``asked``, those whose row was in host memory
-    behind a device's; ``log``: bytes that left memory and that logs wrote. One thread writes ``looked`` and ``found``,
-    one the others.
+    ``looked`` counts lookups, and ``found`` those whose row was in memory at that moment; ``asked`` and ``there`` count
+    the same when the ids of a batch are announced, each row once; ``hosted`` counts those of ``asked`` whose row was in
+    host memory behind a device's; ``log`` counts bytes that left memory and that logs wrote. One thread writes
+    ``looked`` and ``found``, another one the rest.
     """
 
     def __init__(self) -> None:
@@ -62,19 +62,19 @@ class SsdFigures:
         return np.array([*counts, faults, read, written, self.log.left, self.log.logged], np.float64)
 
     def take(self) -> list[float]:
-        """Return what ``named`` takes, added up over the ranks."""
+        """Return what ``named`` expects, to be added up over the ranks."""
         now = self._now()
         taken, self._former = now - self._former, now
         return taken.tolist()
 
 
 def named(sums: Sequence[float], steps: int) -> dict[str, float | None]:
-    """Return an interval's figures for ``metrics.jsonl``: of ``steps``, from the ``sums`` of ``take`` over all ranks.
+    """Return an interval's figures for ``metrics.jsonl``, for ``steps`` and the ``sums`` of ``take`` over all ranks.
 
-    ``ssd_prefetch_coverage``: of the lookups whose row was not in memory when their ids were announced, the share whose
-    row was there at the lookup. ``ssd_device_share``, ``ssd_host_share``: of the lookups announced, those whose row was
-    in the memory that is looked up in, and in the host memory behind it. None without lookups.
-    ``ssd_write_amplification``: bytes that logs wrote for each byte of rows that left memory; None where none did.
+    Among the lookups whose row was not in memory when their ids were announced, ``ssd_prefetch_coverage`` is the share
+    whose row was there at the lookup. ``ssd_device_share`` and ``ssd_host_share`` are the shares of announced lookups
+    whose row was in the memory that is looked up in, and in the host memory behind it. They are None without lookups.
+    ``ssd_write_amplification`` is the bytes that logs wrote for each byte of rows that left memory; None if none did.
     """
     looked, hits, asked, there, hosted, faults, read, written, left, logged = sums
     hit_rate = coverage = device_share = host_share = None
@@ -98,7 +98,7 @@ def named(sums: Sequence[float], steps: int) -> dict[str, float | None]:
 
 
 def reading(queue: DiskQueue) -> str:
-    """Return a sentence: what reads rows, and why nothing better does."""
+    """Return a sentence that says what reads rows, and why nothing better does."""
     refused = "".join(f"; {name} is refused ({reason})" for name, reason in queue.refused.items())
     return f"rows on SSD are read by {queue.engine}{refused}"
 
@@ -106,7 +106,7 @@ def reading(queue: DiskQueue) -> str:
 def shortcomings(queue: DiskQueue, worker: SsdWorker, files: Iterable[ScratchFile]) -> list[tuple[str, str]]:
     """Return what was refused, why and what it costs; with each, what to change."""
     found = []
-    # Linux AIO is as good as io_uring.
+    # Linux AIO is as good as io_uring, so only threads are reported.
     if queue.engine == Threads.name:
         found.append(
             (
@@ -130,7 +130,7 @@ def shortcomings(queue: DiskQueue, worker: SsdWorker, files: Iterable[ScratchFil
 def examine(directory: Path) -> tuple[str, list[tuple[str, str]]]:
     """Return ``reading`` and ``shortcomings`` of tables on SSD in ``directory``.
 
-    ConfigError and GuardError where no file can be made.
+    Raises ConfigError or GuardError if no file can be made.
     """
     file = ScratchFile(directory, PAGE, "a trial of tables on SSD", direct=True)
     queue, worker = DiskQueue(), SsdWorker()

@@ -1,6 +1,6 @@
-"""How rows come into slots: the thread of the tier, reads for several shards together, batches that wait for slots.
+"""Brings rows into slots: the tier's thread, reads for several shards together, batches that wait for slots.
 
-One thread alone (``SsdWorker``) touches the tier's maps, slots and files, so that these need no locks.
+Only one thread (``SsdWorker``) touches the tier's maps, slots and files, so these need no locks.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ T = TypeVar("T")
 Parts = list[tuple[SsdShard, ShardRequest]]
 # The ``era`` of a part that was let go before it had slots.
 LEFT_OUT = -2
-# The thread uses the cores that the dense part leaves, and gives the interpreter back at once: a step of training waits
-# for it some hundred times. On two cores a step took 116 ms with Python's 5 ms and 94 with 0.2; with a faster dense
-# part and a log that is cleaned, 130 with 0.2 and 75 with 0.05: lookups waited 54 and 2 (docs/measurements/ssd.md).
+# The thread uses the cores that the dense part leaves, and releases the interpreter lock quickly, since a training step
+# waits for it some hundred times. On two cores a step took 116 ms with Python's 5 ms and 94 with 0.2; with a faster
+# dense part and a log that is cleaned, 130 with 0.2 and 75 with 0.05: lookups waited 54 and 2
+# (docs/measurements/ssd.md).
 _NICE = 10
 _SWITCH_SECONDS = 0.00005
 
@@ -35,7 +36,7 @@ class SsdWorker:
     """Runs tasks one after another, in their order. An error ends all of them; ``check`` and ``call`` raise it.
 
     ``idle`` is called while there is no task, until it returns that nothing is left to do; the next task wakes it.
-    ``refused``: why the thread has the same priority as training, '' where it has a lower one.
+    ``refused`` says why the thread has the same priority as training, '' if it has a lower one.
     """
 
     def __init__(self, idle: Callable[[], bool] | None = None) -> None:
@@ -53,7 +54,7 @@ class SsdWorker:
         self._began.wait()
 
     def submit(self, task: Callable[[], object], *, urgent: bool = False) -> None:
-        """Queue ``task``; ``urgent``: in front."""
+        """Queue ``task``; an ``urgent`` one goes to the front."""
         with self._change:
             if urgent:
                 self._tasks.appendleft(task)
@@ -82,7 +83,7 @@ class SsdWorker:
                 raise RuntimeError("the SSD tier was closed while a lookup waited for its rows")
 
     def check(self) -> None:
-        """Raise the error of a task."""
+        """Raise the error of a task, if there was one."""
         if self._error is not None:
             raise self._error
 
@@ -96,7 +97,7 @@ class SsdWorker:
 
     def _run(self) -> None:
         try:
-            # Only on Linux does this change one thread and not the whole process.
+            # Only Linux changes a single thread here and not the whole process.
             if sys.platform == "linux":
                 try:
                     os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
@@ -121,7 +122,7 @@ class SsdWorker:
 
 @dataclass(frozen=True)
 class _MissingRows:
-    """Rows of a shard that are in no slot: ``records`` [n, words] gets them."""
+    """Rows of a shard that are in no slot; their values go to ``records`` [n, words]."""
 
     shard: SsdShard
     rows: I64
@@ -130,7 +131,7 @@ class _MissingRows:
 
 
 class Fetcher:
-    """Reads rows of several shards together: the disk gets all of a batch's requests at once."""
+    """Reads rows of several shards together, so that the disk gets all of a batch's requests at once."""
 
     def __init__(self) -> None:
         self.queue = DiskQueue()
@@ -161,7 +162,7 @@ class Fetcher:
         return records
 
     def _load(self, wanted: Sequence[_MissingRows]) -> None:
-        # Records of one size are read together: they share an array.
+        # Records of one size are read together, since they share an array.
         by_words: dict[int, list[tuple[_MissingRows, LogReads]]] = {}
         for missing in wanted:
             reads = missing.shard.find(missing.rows, missing.where, missing.records)
@@ -172,7 +173,7 @@ class Fetcher:
             self._read_records(reads_of_size, words)
 
     def _read_records(self, reads: list[tuple[_MissingRows, LogReads]], words: int) -> None:
-        # 1. One list of requests for all shards, and one array for all records.
+        # 1. Make one list of requests for all shards, and one array for all records.
         requests, begins, size = [], [], 0
         for missing, read in reads:
             fd = np.full(len(read.offset), missing.shard.log.file.fd)
@@ -181,9 +182,9 @@ class Fetcher:
             size += len(missing.records)
         fds, offset, length, count, skip, target = map(np.concatenate, zip(*requests, strict=True))
         records = np.empty((size, words), np.float32)
-        # A record as one item, that may begin at any word: copied as a whole.
+        # View a record as one item, which may begin at any word and is copied as a whole.
         first, whole = np.cumsum(count) - count, records.view(f"V{4 * words}")[:, 0]
-        # 2. As reads are done, put the records in them where they are wanted.
+        # 2. As reads are done, put their records where they are wanted.
         try:
             for which, where, memory in self.queue.read(fds, offset, length):
                 counts = count[which]
@@ -193,7 +194,8 @@ class Fetcher:
                 items = np.ndarray(len(memory) - words + 1, whole.dtype, memory, strides=(4,))
                 whole[target[numbers]] = items[at]
         except OSError as error:
-            # It is not known which request failed, so all are named. ``check`` has an error of its own for a cut file.
+            # It is unknown which request failed, so all files are named. ``check`` has a separate error for a truncated
+            # file.
             names: dict[str, None] = {}
             places: dict[str, None] = {}
             for missing, _ in reads:
@@ -206,7 +208,7 @@ class Fetcher:
                 f"{error.strerror}",
                 hint="hardware.ssd_paths=[/another/disk]; the same command continues from the last checkpoint",
             ) from error
-        # 3. Hand them to their shards; rows that were not read have their records already.
+        # 3. Hand the records to their shards; rows that were not read have their records already.
         for (missing, read), begin in zip(reads, begins, strict=True):
             missing.records[read.target] = records[begin + read.target]
 
@@ -219,7 +221,7 @@ class WaitingParts:
     """Parts of announced batches without slots. ``bring`` fetches the rows of parts, at most one of each shard.
 
     There is a queue for each shard, since the kernels of a model look up their tables one after another: the next
-    batch's rows of one table may be needed while the former batch still holds rows of another.
+    batch's rows of one table may be needed while the previous batch still holds rows of another.
     """
 
     def __init__(self, bring: Callable[[Parts], None]) -> None:
@@ -268,7 +270,7 @@ def check_room(shard: SsdShard, part: ShardRequest) -> None:
     """Check that batches under way leave enough slots for a batch that was not announced.
 
     Raises:
-        GuardError: They do not.
+        GuardError: They leave too few.
     """
     if not shard.room(part):
         raise GuardError(

@@ -1,13 +1,13 @@
-"""Our own memory under TorchRec's fused kernels, on a CPU and on a GPU.
+"""Puts our own memory under TorchRec's fused kernels, on a CPU and on a GPU.
 
 FBGEMM's CPU kernel uses ``preallocated_host_buffers`` as its host memory. Three things are in the way: TorchRec puts a
 kernel's arguments into a grouping key (``KernelBuffers``), its kernel fills every table with random numbers when built
 (``kept_buffers``), and its sharded collection fills them once more by ``init_fn``.
 
-GPU memory takes room before it is touched, so the kernel of tables on SSD has as many rows as its cache has slots, and
-lookups pass slot numbers. TorchRec compares the sizes of weights and optimizer states with its shards and puts them
-into its ``state_dict``: it gets stand-ins of the full size, one value repeated, which nothing reads.
-``tables.storage_of`` gives the real ones.
+GPU memory is taken before it is touched, so the kernel of tables on SSD has only as many rows as its cache has slots,
+and lookups pass slot numbers. TorchRec compares the sizes of weights and optimizer states with its shards and puts them
+into its ``state_dict``, so it gets stand-ins of the full size, one value repeated, which nothing reads.
+``tables.storage_of`` returns the real ones.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SlotKernel(SplitTableBatchedEmbeddingBagsCodegen):
         super().__init__(list(embedding_specs), *args, **rest)
 
     def split_embedding_weights(self) -> list[Tensor]:
-        """Return by table [rows, dim]; stand-ins where the kernel has slots."""
+        """Return [rows, dim] by table, with stand-ins if the kernel has slots."""
         weights = super().split_embedding_weights()
         rows = self._table_rows
         if rows is None:
@@ -59,7 +59,7 @@ class SlotKernel(SplitTableBatchedEmbeddingBagsCodegen):
         return [_stand_in(tensor, count) for tensor, count in zip(weights, rows, strict=True)]
 
     def split_optimizer_states(self) -> list[list[Tensor]]:
-        """Return by table and state [rows]; stand-ins where the kernel has slots."""
+        """Return [rows] by table and state, with stand-ins if the kernel has slots."""
         states = super().split_optimizer_states()
         rows = self._table_rows
         if rows is None:
@@ -71,12 +71,12 @@ class SlotKernel(SplitTableBatchedEmbeddingBagsCodegen):
 
     @property
     def _table_rows(self) -> list[int] | None:
-        # Only a kernel with slots has it.
+        # Only a kernel with slots has the attribute.
         return self.__dict__.get("_whole_rows")
 
 
 class _StandIn(Tensor):
-    """One value repeated to any size. It claims to be contiguous, since TorchRec's ShardedTensor takes nothing else."""
+    """One value repeated to any size. It claims to be contiguous, since TorchRec's ShardedTensor requires that."""
 
     def is_contiguous(self, *_: Any, **__: Any) -> bool:
         return True
@@ -88,7 +88,7 @@ def _stand_in(tensor: Tensor, rows: int) -> Tensor:
 
 @contextmanager
 def kernels_on_ssd() -> Iterator[None]:
-    """While kernels are built, give those of tables on SSD the memory that ``give_buffers`` has for them."""
+    """Give kernels of tables on SSD the memory of ``give_buffers`` when they are built inside the context."""
     with replaced(batched_embedding_kernel, "SplitTableBatchedEmbeddingBagsCodegen", SlotKernel), kept_buffers():
         yield
 
@@ -96,15 +96,15 @@ def kernels_on_ssd() -> Iterator[None]:
 def mapped(file: ScratchFile, count: int) -> Tensor:
     """Return float32 [count] mapped from ``file``."""
     values = mmap.mmap(file.fd, file.size)
-    # Without it every fault reads 128 KiB ahead: two hundred times slower under a memory limit.
+    # Without this, every fault reads 128 KiB ahead, which is two hundred times slower under a memory limit.
     values.madvise(mmap.MADV_RANDOM)
     return torch.frombuffer(values, dtype=torch.float32, count=count)
 
 
 class KernelBuffers(dict[str, Tensor]):
-    """Buffers of one kernel by FBGEMM's names; equal to itself only: TorchRec groups the tables that share it.
+    """Buffers of one kernel by FBGEMM's names. Equal only to itself, since TorchRec groups the tables that share it.
 
-    ``slots``: instead of buffers, how many rows of each table the kernel has memory for (``kernel.SlotKernel``).
+    ``slots`` replaces buffers by the rows of each table that the kernel has memory for (``kernel.SlotKernel``).
     """
 
     __hash__ = object.__hash__  # type: ignore[assignment]
@@ -120,7 +120,7 @@ class KernelBuffers(dict[str, Tensor]):
 def give_buffers(collection: EmbeddingBagCollection, buffers: Mapping[str, KernelBuffers]) -> None:
     """Store each named table in its buffers; tables with the same ones share a kernel. Call after ``fuse_optimizer``.
 
-    Every rank names the same tables, since TorchRec groups them alike. PlanError where FBGEMM lacks the feature.
+    Every rank names the same tables, since TorchRec groups them alike. Raises PlanError if FBGEMM lacks the feature.
     """
     taken = inspect.signature(SplitTableBatchedEmbeddingBagsCodegen.__init__).parameters
     if any(buffers.values()) and "preallocated_host_buffers" not in taken:
@@ -142,7 +142,7 @@ def _keep_values(weight: Tensor) -> Tensor:
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """While entered, attribute ``name`` of ``owner`` is ``value``."""
+    """Set attribute ``name`` of ``owner`` to ``value`` while the context is open."""
     original = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -152,11 +152,11 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def kept_buffers() -> AbstractContextManager[None]:
-    """While kernels are built, have those with our buffers keep the buffers' values instead of filling them anew."""
+    """Keep the values of our buffers when kernels with them are built inside, instead of filling them anew."""
     original = BaseBatchedEmbeddingBag.init_parameters
 
     def init_parameters(kernel: Any) -> None:
-        # Kernels of tables on other tiers are built meanwhile as well.
+        # Kernels of tables on other tiers are built inside the context as well.
         if getattr(kernel.emb_module, "_preallocated_host_buffers", None) is None:
             original(kernel)
 

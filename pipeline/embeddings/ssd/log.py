@@ -1,14 +1,14 @@
-"""The rows of one shard on disk as a log: rows that leave memory are appended.
+"""The rows of one shard on disk as a log, to which rows that leave memory are appended.
 
 A cold row is read alone but written together with hundreds of others, so a step costs reads of single pages and a few
 long writes. Written in place, every row would cost a random page write, which a disk does at half the rate of reads,
 and sixteen times the bytes. Segments with few live rows are emptied to make room (Rosenblum and Ousterhout, "The Design
 and Implementation of a Log-Structured File System", SOSP'91, section 3).
 
-What emptying costs depends on how unevenly segments die, so rows are kept apart by how long they stay on the disk, as
-far as it is known: a row that comes back has just told for how long it was away, and one found alive in a segment that
-is emptied has told that it stays longer (compare SepBIT, FAST'22). A segment's age, the mean of its rows', is all that
-has to be kept for that.
+The cost of emptying depends on how unevenly the rows of segments die, so rows are separated by how long they stay on
+the disk, as far as that is known: a row that comes back shows how long it was away, and a row found alive in an emptied
+segment shows that it stays longer (compare SepBIT, FAST'22). Only a segment's age, the mean of its rows', has to be
+kept for that.
 
 A record is the row's values (weights and optimizer state) and its number, in words of 4 bytes. So a shard has at most
 ``MOST_ROWS`` rows.
@@ -31,20 +31,20 @@ from pipeline.records.scratch import EMPTIED, IN_MEMORY, KINDS, LOG_SPARE, PAGE,
 
 F32 = NDArray[np.float32]
 I8 = NDArray[np.int8]
-# Rows of a shard whose numbers fit the 32 bits that a record has for them.
+# The most rows of a shard: a record has 32 bits for the row's number.
 MOST_ROWS = 2**32
 # The most pages of a read; a longer run of wanted pages becomes several reads.
 _RUN = 16
-# A row is of the first kind whose bound is longer than its stay, counted in the rows of the log that leave meanwhile.
+# A row's kind is the first whose bound exceeds its stay, counted in rows that leave meanwhile, over the log's rows.
 _STAYS = (0.5, 1.0, 2.0)
-# Idle time keeps so many more segments free than the next rows may fill, or this share of the spare ones if fewer, and
-# empties none with more live rows.
+# Idle time keeps this many more segments free than the next rows may fill, or this share of the spare ones if that is
+# fewer, and empties no segment with a larger share of live rows.
 _IDLE_AHEAD, _IDLE_SHARE, _IDLE_FILLED = 2 * EMPTIED, 0.25, 0.8
 
 
 @dataclass
 class WriteCounts:
-    """Bytes of the values of rows that left memory, and those that logs wrote for them. One thread counts."""
+    """Bytes of the values of rows that left memory, and bytes that logs wrote for them. One thread counts."""
 
     left: int = 0
     logged: int = 0
@@ -72,12 +72,14 @@ def place_type(rows: int) -> type[np.signedinteger[Any]]:
 
 
 class RowLog:
-    """Records of up to ``rows`` rows in a scratch file; places are record numbers. For one thread.
+    """Records of up to ``rows`` rows in a scratch file; places are record numbers. Use it from one thread.
 
-    ``values``: weights and states of a row; ``spare``: share of the records that stays free. ``written`` counts bytes.
+    ``values`` counts weights and states of a row; ``spare`` is the share of records that stays free. ``written`` counts
+    bytes.
 
-    GuardError where the disk of ``directory`` has no room or fails; ``what`` names the rows in messages. ``emptied``:
-    segments that were emptied to make room since the last ``clear``; ``added``: rows that left memory since.
+    Raises GuardError if the disk of ``directory`` has no room or fails; ``what`` names the rows in messages.
+    ``emptied`` counts the segments emptied to make room since the last ``clear``, ``added`` the rows that left memory
+    since.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class RowLog:
         for _ in range(IN_MEMORY):
             buffer = mmap.mmap(-1, self._segment)
             self._buffers.append(buffer)
-            # The end of a segment, shorter than a record, stays unused.
+            # The end of a segment, which is shorter than a record, stays unused.
             words = np.frombuffer(buffer, np.float32)[: self.per_segment * self.words]
             self._records.append(words.reshape(self.per_segment, self.words))
         self._live = np.zeros(segments, np.int32)
@@ -113,7 +115,7 @@ class RowLog:
         self._born = np.zeros(len(self._live))
         self._free = deque(range(KINDS, len(self._live)))
         self._open, self._used, self._births = list(range(KINDS)), [0] * KINDS, [0.0] * KINDS
-        # The buffer with the segment's records; -1: they are on the disk only.
+        # The buffer with the segment's records; -1: they are only on the disk.
         self._buffer = np.full(len(self._live), -1, np.int8)
         self._buffer[:KINDS] = range(KINDS)
         self.emptied = self.added = 0
@@ -135,7 +137,7 @@ class RowLog:
     def add(self, rows: I64, values: F32, kinds: I8) -> I64:
         """Write records for ``rows`` that leave memory, at most ``per_segment``, and return their places.
 
-        Not while ``crowded``.
+        It must not be called while ``crowded``.
         """
         self.added += len(rows)
         self.written.left += 4 * len(rows) * (self.words - 1)
@@ -170,7 +172,7 @@ class RowLog:
         segment, self._used[kind] = self._open[kind], 0
         born, self._births[kind] = self._births[kind] / self.per_segment, 0.0
         if not self._live[segment]:
-            # It has no live record, so it is filled again.
+            # The segment has no live record, so it is filled again.
             return
         buffer = int(self._buffer[segment])
         self.file.write(memoryview(self._buffers[buffer]), segment * self._segment)
@@ -191,16 +193,16 @@ class RowLog:
         self._free.append(segment)
 
     def worth_emptying(self) -> bool:
-        """Return whether idle time is well spent on ``empty``: rows that come later should find free segments."""
+        """Return whether idle time is well spent on ``empty``, so that later rows find free segments."""
         if len(self._free) > KINDS + self._ahead:
             return False
         victims = self._choose_victims()
         return len(victims) > 0 and bool(self._live[victims].max() < _IDLE_FILLED * self.per_segment)
 
     def _choose_victims(self) -> I64:
-        # The closed segments, ``EMPTIED`` at most, that give most room for the least copying, best first: by (1 - u)^2
-        # / u x age, u the share of live records. That is the LFS's rule (section 3.6) with the room squared, which
-        # writes 2 to 6 % less on rows of unlike frequency (docs/measurements/ssd.md).
+        # Returns at most ``EMPTIED`` closed segments that give the most room for the least copying, best first. They
+        # are ranked by (1 - u)^2 / u x age, where u is the share of live records: the rule of LFS (section 3.6) with
+        # the room squared, which writes 2 to 6 % less for rows of uneven frequency (docs/measurements/ssd.md).
         closed = np.flatnonzero(self._closed & (self._live < self.per_segment))
         live = self._live[closed] / self.per_segment
         gain = (1 - live) ** 2 / np.maximum(live, 1e-3) * (self.added + 1 - self._born[closed])
@@ -211,10 +213,10 @@ class RowLog:
         return victims
 
     def empty(self) -> list[tuple[I64, F32, I64, float]]:
-        """Take out segments that are worth it; of each (row numbers, records, places, when they left memory).
+        """Take out segments that are worth it; for each (row numbers, records, places, when they left memory).
 
-        Dead records are included. The next call overwrites them. Find the live ones of all segments before ``again``
-        adds the first: it may fill a segment that was just emptied.
+        Dead records are included. The next call overwrites the records. Find the live ones of all segments before
+        ``again`` adds the first, since it may fill a segment that was just emptied.
         """
         taken = []
         for buffer, segment in enumerate(self._choose_victims().tolist(), KINDS):
@@ -231,7 +233,7 @@ class RowLog:
         """Write records for ``rows`` that were alive in a segment of ``empty``, and return their places."""
         if not len(rows):
             return np.empty(0, np.int64)
-        # They stay longer than most.
+        # These rows stay longer than most.
         kind = min(KINDS - 1, int(self._kind_of_stay(self.added - born)) + 1)
         return self._append(kind, rows, values, born)
 
@@ -251,13 +253,13 @@ class RowLog:
 
         Every page is read once.
         """
-        # 1. The first and the last page of each record, ascending.
+        # 1. Find the first and the last page of each record, ascending.
         order = np.argsort(places)
         places = places[order]
         segment, number = np.divmod(places, self.per_segment)
         start = segment * self._segment + number * (4 * self.words)
         first, last = start // PAGE, (start + 4 * self.words - 1) // PAGE
-        # 2. A read begins behind a gap, and after ``_RUN`` pages without one.
+        # 2. Begin a read after a gap, and after ``_RUN`` pages without one.
         gap = np.append(True, first[1:] > last[:-1] + 1)
         head = first[np.maximum.accumulate(np.where(gap, np.arange(len(first)), 0))]
         turn = (first - head) // _RUN

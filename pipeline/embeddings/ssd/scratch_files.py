@@ -2,8 +2,7 @@
 
 A file is opened without a name (``O_TMPFILE``), or unlinked at once where the file system does not support that, so no
 other run can read it. The kernel frees it when the process ends, in whatever way, so there are no stale files to
-remove. Its space is taken at the start: a disk that is too small fails before the first step, not in the middle of a
-run.
+remove. Its space is taken at the start, so a disk that is too small fails before the first step.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def check_paths(paths: Sequence[str]) -> list[Path]:
-    """Return ``hardware.ssd_paths`` as directories; ConfigError for none, and for one that is missing or read-only."""
+    """Return ``hardware.ssd_paths`` as directories; ConfigError if there are none, or one is missing or read-only."""
     if sys.platform != "linux":
         raise ConfigError("tier ssd needs Linux", hint="+plan.tables.<table>.tier=ddr for every table")
     if not paths:
@@ -48,9 +47,9 @@ def check_paths(paths: Sequence[str]) -> list[Path]:
 class ScratchFile:
     """``size`` bytes, rounded up to pages, on the disk of ``directory``; ``what`` names their use in messages.
 
-    ``direct``: reads and writes take whole pages in page-aligned memory and bypass the page cache, so they use no
-    memory but the caller's. Where the file system refuses that, ``cached`` says why, and they use the page cache.
-    GuardError where there is no room.
+    With ``direct``, reads and writes take whole pages in page-aligned memory and bypass the page cache, so they use no
+    memory but the caller's. If the file system refuses that, ``cached`` says why, and they use the page cache. Raises
+    GuardError if there is no room.
     """
 
     def __init__(self, directory: Path, size: int, what: str, direct: bool = False) -> None:
@@ -74,11 +73,11 @@ class ScratchFile:
 
     @property
     def fd(self) -> int:
-        """The open file."""
+        """The file descriptor of the open file."""
         return self._file.fileno()
 
     def check(self) -> None:
-        """GuardError where another process truncated the file."""
+        """Raise GuardError if another process truncated the file."""
         # A read past the end would only report the end of the file, and access to mapped memory would kill the process.
         size = os.fstat(self.fd).st_size
         if size < self.size:
@@ -89,11 +88,11 @@ class ScratchFile:
             )
 
     def write(self, data: memoryview, place: int) -> None:
-        """Write ``data`` at byte ``place``. GuardError where the disk fails."""
+        """Write ``data`` at byte ``place``. GuardError if the disk fails."""
         self._transfer(os.pwrite, data, place, "written")
 
     def read_into(self, data: memoryview, place: int) -> None:
-        """Fill ``data`` from byte ``place`` on. GuardError where the disk fails."""
+        """Fill ``data`` from byte ``place`` on. GuardError if the disk fails."""
         self._transfer(lambda fd, rest, at: os.preadv(fd, [rest], at), data, place, "read")
 
     def _transfer(self, call: Callable[[int, memoryview, int], int], data: memoryview, place: int, done: str) -> None:
@@ -163,9 +162,9 @@ def pieces(plan: Plan, tables: Iterable[str], rank: int, spare: float = LOG_SPAR
 
 
 def spread(on_host: Iterable[DiskUse], disks: int) -> dict[DiskUse, int]:
-    """Return the disk of each piece: the largest first, each to the disk with fewest bytes so far.
+    """Return the disk of each piece: the largest first, each to the disk with the fewest bytes so far.
 
-    A function of its arguments alone, so every rank of the host gets the same answer without communication.
+    It depends only on its arguments, so every rank of the host gets the same answer without communication.
     """
     filled = [(0, disk) for disk in range(disks)]
     placed = {}

@@ -1,11 +1,11 @@
-"""The rows of one table on one rank: the first ones stay in memory, the others are in the log until a batch needs them.
+"""One table's rows on one rank: the first stay in memory, the others are in the log until a batch needs them.
 
 The kernel's storage is as long as the table, but only its beginning is ever touched: first the pinned rows, row r <
-``pinned`` as row r, then the slots, each with a row of a batch under way or of one of the last ones. A map has the
-place of every other row. Batches hold the rows that they need in slots. When the last one is done, a row stays until
-``recent`` others came after it: rows that become popular during a training stay like pinned ones. Then it goes to the
-log and its slot is free.
-All methods but ``part`` run in the store's worker thread. ``cached.CachedShard`` has a fixed number of slots instead.
+``pinned`` as row r, then the slots, each with a row of a batch under way or of a recent one. A map has the place of
+every other row. Batches hold the rows that they need in slots. When the last one is done, a row stays until ``recent``
+others came after it, so rows that become popular during a training stay like pinned ones. Then it goes to the log and
+its slot is free. All methods but ``part`` run in the store's worker thread. ``cached.CachedShard`` has a fixed number
+of slots instead.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _NONE: I64 = np.empty(0, np.int64)
 class ShardRequest:
     """A batch's needs of a shard: the number of ``lookups``, and the rows ``asked`` for that are not pinned, in order.
 
-    Once ``ready`` is set, the distinct ones, ``rows``, are in ``slots`` of the kernel's storage, and those of every
-    lookup in ``each``. ``missing`` of ``rows`` were in no slot before, and ``hosted`` of them in host memory.
+    Once ``ready`` is set, the distinct rows, ``rows``, are in ``slots`` of the kernel's storage, and ``each`` has the
+    slot of every lookup. ``missing`` of ``rows`` were in no slot before, and ``hosted`` of them in host memory.
     """
 
     lookups: int
@@ -52,11 +52,11 @@ class ShardRequest:
 
     @property
     def rows(self) -> I64:
-        """The distinct rows, ascending. Sorts when first asked: in the store's worker thread, if it comes first."""
+        """The distinct rows, ascending. Sorts at the first access, which may be in the store's worker thread."""
         return self._find_distinct()[0]
 
     def _find_distinct(self) -> tuple[I64, I64]:
-        # The distinct rows, and which of them each lookup asked for.
+        # Returns the distinct rows, and which of them each lookup asked for.
         distinct = self._distinct
         if distinct is None:
             # Without the inverse NumPy 2.4 would build a hash table, at six times the cost.
@@ -65,14 +65,14 @@ class ShardRequest:
         return distinct
 
     def place(self, slots: I64, kind: DTypeLike) -> None:
-        """Note that the ``rows`` are in ``slots``, numbers of type ``kind``."""
+        """Record that the ``rows`` are in ``slots``, numbers of type ``kind``."""
         rows, places = self._find_distinct()
         self.slots, self.each = slots, slots.astype(kind)[places]
         # The places are as long as the lookups, and no longer needed.
         self._distinct = rows, _NONE
 
     def find(self, rows: NDArray[Any]) -> I64 | None:
-        """Return the places of ``rows`` among the part's rows; None where one is missing."""
+        """Return the places of ``rows`` among the part's rows; None if one is missing."""
         places = np.searchsorted(self.rows, rows)
         if not len(self.rows) or places.max(initial=0) >= len(self.rows) or (self.rows[places] != rows).any():
             return None
@@ -82,9 +82,9 @@ class ShardRequest:
 class SsdShard:
     """Rows [plan.row, plan.row + plan.rows) of table ``name``; ``pinned`` of them stay in memory.
 
-    ``values``: weights and optimizer states of a row, in this order; ``recent``: rows that stay in slots without a
-    batch. ``spare`` and ``written`` are the log's, which has room for all rows. ``live_in`` gives the
-    shard its storage. GuardError where the disk has no room, PlanError for too many rows.
+    ``values`` counts the weights and optimizer states of a row, in this order; ``recent`` is the number of rows that
+    stay in slots without a batch. ``spare`` and ``written`` are the log's, which has room for all rows. ``live_in``
+    gives the shard its storage. Raises GuardError if the disk has no room, PlanError for too many rows.
     """
 
     def __init__(
@@ -106,9 +106,9 @@ class SsdShard:
                 hint=f"+plan.tables.{name}.sharding=row_wise on more ranks, or +plan.tables.{name}.tier=ddr",
             )
         self.log = RowLog(directory, self.rows, values, f"the rows of table {name!r}", spare, written)
-        # 0: never used, it has its initial value; p + 1: record p of the log; -(s + 1): slot s.
+        # 0: the row was never used and has its initial value; p + 1: record p of the log; -(s + 1): slot s.
         self._where = np.zeros(self.rows - pinned, place_type(self.rows))
-        # Of each slot: how many batches hold it, its row, and how long that stays on the disk.
+        # For each slot, how many batches hold it, its row, and how long that row stays on the disk.
         self._held = np.zeros(0, np.int32)
         self._row = np.zeros(0, np.int64)
         self._kind = np.zeros(0, np.int8)
@@ -123,7 +123,7 @@ class SsdShard:
         self.slots: Slots = HostSlots(parts, self.values)
 
     def begin(self, table: TableSpec, seed: int) -> None:
-        """Give every row its initial value and take the slots of all batches away."""
+        """Set every row to its initial value and take away the slots of all batches."""
         self.log.clear()
         self._era += 1
         self._where[:] = 0
@@ -158,7 +158,7 @@ class SsdShard:
             self._idle -= int(np.count_nonzero(self._held[present] == 0))
             self._hold(present)
         slots[absent] = self._take(len(absent))
-        # Again: taking may have moved records.
+        # Read the map again, since taking slots may have moved records.
         where = self._where[places].astype(np.int64)
         self._where[places] = -slots[absent] - 1
         self._row[slots[absent]] = part.rows[absent]
@@ -168,14 +168,14 @@ class SsdShard:
         return absent, where
 
     def room(self, part: ShardRequest) -> bool:
-        """Return whether ``claim`` has slots for it now."""
+        """Return whether ``claim`` has slots for ``part`` now."""
         return True
 
     def _hold(self, slots: I64) -> None:
         self._held[slots] += 1
 
     def _take(self, count: int) -> I64:
-        # Free slots, low ones first.
+        # Returns free slots, low ones first.
         missing = count - len(self._free)
         if missing > 0:
             old = len(self._held)
@@ -194,7 +194,7 @@ class SsdShard:
         self._kind[part.slots[absent] - self.pinned] = self._drop(where)
 
     def find(self, rows: I64, where: I64, records: F32) -> LogReads | None:
-        """Write the values of ``rows``, which are in no slot, to ``records`` [n, words]; the rest must be read."""
+        """Write values of ``rows``, which are in no slot, to ``records`` [n, words]; returns reads for the rest."""
         unused = where == 0
         if unused.any():
             records[unused] = 0
@@ -210,17 +210,17 @@ class SsdShard:
         return self.log.reads(where[on_disk] - 1, on_disk)
 
     def _logged(self, where: I64, records: F32) -> I64:
-        # Which entries of the map are places in the log; what other memory has is written to ``records``.
+        # Returns which map entries are places in the log, and writes what other memory has to ``records``.
         return np.flatnonzero(where)
 
     def _drop(self, where: I64) -> I8:
-        # Forgets the values that the map's entries ``where``, of rows in no slot, stand for; returns the rows' kinds.
+        # Drops the values behind the map's entries ``where``, of rows in no slot, and returns the rows' kinds.
         kinds = self.log.kinds(where - 1)
         self.log.drop(where[where > 0] - 1)
         return kinds
 
     def release(self, part: ShardRequest) -> None:
-        """End a batch: of the rows that no other batch holds, the longest unused ones go to the log."""
+        """End a batch and move the longest unused of the rows that no other batch holds to the log."""
         if part.era != self._era:
             return
         slots = part.slots - self.pinned
@@ -235,7 +235,8 @@ class SsdShard:
         self._free = np.concatenate([leaving, self._free])
 
     def _store(self, rows: I64, values: F32, kinds: I8) -> None:
-        # Adds ``rows``, of which the log has no live record, to it, a segment at a time: it takes no more at once.
+        # Adds ``rows``, of which the log has no live record, to it, a segment at a time, which is the most it takes at
+        # once.
         step = self.log.per_segment
         for start in range(0, len(rows), step):
             part = slice(start, start + step)
@@ -246,18 +247,18 @@ class SsdShard:
             self._where[rows[part] - self.pinned] = self.log.add(rows[part], values[part], kinds[part]) + 1
 
     def tidy(self) -> None:
-        """Empty some segments: their live rows move to those being filled."""
-        # All live rows are found before the first is added again: that may fill a segment that was just emptied.
+        """Empty some segments, whose live rows move to those being filled."""
+        # Find all live rows before the first is added again, since that may fill a segment that was just emptied.
         moving = []
         for rows, records, places, born in self.log.empty():
-            # A record is dead where the map has another place for its row.
+            # A record is dead if the map has another place for its row.
             live = np.flatnonzero(self._where[rows - self.pinned] == places + 1)
             moving.append((rows[live], records[live, :-1], born))
         for rows, values, born in moving:
             self._where[rows - self.pinned] = self.log.again(rows, values, born) + 1
 
     def look_up(self, places: I64) -> tuple[I64, I64]:
-        """Return the kernel rows of ``places``, -1 for those in no slot, and the map's entries of these."""
+        """Return the kernel rows of ``places``, -1 for those in no slot, and the map's entries of the latter."""
         rows = places.copy()
         cold = np.flatnonzero(places >= self.pinned)
         where = self._where[places[cold] - self.pinned].astype(np.int64)
@@ -271,12 +272,12 @@ class SsdShard:
         return used
 
     def gather(self, rows: I64, into: F32) -> None:
-        """Copy the records of kernel ``rows`` [n] to ``into`` [n, words]; those of rows -1 are left as they are."""
+        """Copy the records of kernel ``rows`` [n] to ``into`` [n, words], leaving those of rows -1 as they are."""
         here = np.flatnonzero(rows >= 0)
         into[here, :-1] = self.slots.read(rows[here])
 
     def put(self, places: I64, values: F32) -> None:
-        """Overwrite rows ``places``, each once, in memory and on disk; ``values`` [n, values]."""
+        """Overwrite rows ``places``, each given once, in memory and on disk; ``values`` [n, values]."""
         rows, where = self.look_up(places)
         # Pinned rows and rows with a slot are overwritten in memory; all others go to the log.
         here = rows >= 0

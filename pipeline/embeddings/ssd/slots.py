@@ -19,14 +19,14 @@ from torch import Tensor
 from pipeline.embeddings.ssd.aio import I64
 from pipeline.embeddings.ssd.log import F32
 
-# Entries a slot before those of rows that were used since are dropped.
+# The most entries per slot; beyond, the queue drops the entries of rows that were used since.
 _STALE = 4
 
 
 class HostSlots:
     """Slots in host memory: ``parts`` are the weights [slots, dim] and the states, [slots] or [slots, dim].
 
-    A row's ``values`` are those of all parts in their order. ``width`` of them travel: what the parts lack is 0.
+    A row's ``values`` are those of all parts in order. ``width`` of them are moved: what the parts lack is 0.
     """
 
     def __init__(self, parts: Sequence[Tensor], width: int) -> None:
@@ -47,17 +47,17 @@ class HostSlots:
             part[slots] = values[:, start : start + part.shape[1]]
 
     def trained(self) -> None:
-        """Call after the calling thread changed slots: its work so far comes before later reads and writes."""
+        """Order the calling thread's work so far before later reads and writes; call it after slots have changed."""
 
     def arrived(self) -> None:
-        """Call before the calling thread uses slots: the writes so far come before its next work."""
+        """Order the writes so far before the calling thread's next work; call it before slots are used."""
 
 
 class DeviceSlots:
-    """Slots in tensors of a device; on CUDA rows travel in batches through page-locked memory on a stream of their own.
+    """Slots in tensors of a device; on CUDA rows move in batches through page-locked memory on a separate stream.
 
-    ``parts`` and ``width`` as in ``HostSlots``. ``read`` returns once the rows have arrived, ``write`` once the copy is
-    under way. Copies keep every bit.
+    ``parts`` and ``width`` are as in ``HostSlots``. ``read`` returns once the rows have arrived, ``write`` once the
+    copy is under way. Copies keep every bit.
     """
 
     def __init__(self, parts: Sequence[Tensor], width: int) -> None:
@@ -119,7 +119,7 @@ class DeviceSlots:
     def _copy_stream(self) -> AbstractContextManager[Any]:
         if not self._cuda:
             return nullcontext()
-        # After training's last change of the slots.
+        # Wait for training's last change of the slots.
         if self._trained is not None:
             self._stream.wait_event(self._trained)
         return torch.cuda.stream(self._stream)
@@ -129,7 +129,7 @@ Slots = HostSlots | DeviceSlots
 
 
 def _starts(parts: Sequence[Any]) -> list[int]:
-    # Where the values of each part begin in those of a row.
+    # Returns where the values of each part begin within those of a row.
     starts, start = [], 0
     for part in parts:
         starts.append(start)
@@ -138,22 +138,22 @@ def _starts(parts: Sequence[Any]) -> list[int]:
 
 
 def looked_up(ids: Tensor) -> tuple[Tensor, NDArray[Any]]:
-    """Return a copy of ``ids`` in host memory, and the array over it; waits for the device they come from."""
+    """Return a copy of ``ids`` in host memory, and an array view of it; waits for the device they come from."""
     copy = ids.to("cpu", copy=True)
     return copy, copy.numpy()
 
 
 class Recency:
-    """A queue of the slots whose rows no batch holds, in the order in which their last batches let them go.
+    """A queue of the slots whose rows no batch holds, in the order in which their last batches released them.
 
-    A slot may be used again meanwhile: its old entry is passed over.
+    A slot may be used again meanwhile, in which case its old entry is skipped.
     """
 
     def __init__(self, slots: int = 0) -> None:
-        # Times and slots.
+        # The queue of (times, slots).
         self._queue: deque[tuple[I64, I64]] = deque()
         self._queued = 0
-        # When a slot was last let go; -1: it has left since.
+        # The time when a slot was last released; -1: it has left since.
         self._time = np.full(slots, -1, np.int64)
         self._now = 0
 
@@ -162,7 +162,7 @@ class Recency:
         self._time = np.concatenate([self._time, np.full(slots, -1, np.int64)])
 
     def add(self, slots: I64, held: np.ndarray) -> None:
-        """Queue ``slots``, which were let go; ``held``: how many batches hold each slot."""
+        """Queue the released ``slots``; ``held`` is how many batches hold each slot."""
         self._now += 1
         self._time[slots] = self._now
         self._queue.append((self._time[slots], slots))
@@ -173,7 +173,7 @@ class Recency:
             self._queue, self._queued = deque([(self._time[live], live)]), len(live)
 
     def take(self, count: int, held: np.ndarray) -> I64:
-        """Take the ``count`` longest unused ones out of the queue; as many must be there."""
+        """Take the ``count`` longest unused slots out of the queue, which must have that many."""
         leaving = [np.empty(0, np.int64)]
         while count:
             times, slots = self._queue.popleft()

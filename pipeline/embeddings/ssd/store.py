@@ -35,8 +35,8 @@ from pipeline.records.plan import Plan, ShardPlan
 from pipeline.records.scratch import LOG_SPARE
 from pipeline.specs.optimizers import FLOAT, StateColumn
 
-# Of the rows kept in memory, the share of those that are there because they were used last: rows that become popular in
-# a training, or after it was ingested. The others are the first ones, which were the most frequent in the dataset.
+# The share of the rows in memory that are kept because they were used last, such as rows that become popular during a
+# training or after ingestion. The others are the first ones, which were the most frequent in the dataset.
 RECENT = 0.2
 Ids = Mapping[str, NDArray[np.int64]]
 
@@ -46,12 +46,11 @@ class SsdStore:
 
     Pass it to ``shard_model``, announce the ids of coming batches, and close it.
 
-    ``paths``: ``hardware.ssd_paths``; shards and checkpoints' copies of them are spread over these by their bytes.
-    ``spare``: ``hardware.ssd_spare``.
-    Each shard keeps its share of a table's ``cache_rows`` rows in memory: its first rows, and for share ``RECENT`` the
-    last used ones; in a ``cached`` store (None: for a plan for GPUs) the last used ones only, and then the kernels have
-    memory for no other rows. ConfigError for
-    paths that cannot be used, GuardError where a disk has no room.
+    ``paths`` is ``hardware.ssd_paths``; shards and checkpoints' copies of them are spread over these by their bytes.
+    ``spare`` is ``hardware.ssd_spare``. Each shard keeps its share of a table's ``cache_rows`` rows in memory: its
+    first rows, and for share ``RECENT`` the last used ones. In a ``cached`` store (None: cached if the plan is for
+    GPUs) it keeps only the last used ones, and the kernels have memory for no other rows. Raises ConfigError for paths
+    that cannot be used, GuardError if a disk has no room.
     """
 
     def __init__(
@@ -103,11 +102,11 @@ class SsdStore:
         return {name: self._plan.tables[name].shards for name in self._names}
 
     def take_counts(self) -> list[float]:
-        """Return the counts since the last call, of which ``diagnostics.named`` makes figures."""
+        """Return the counts since the last call, from which ``diagnostics.named`` makes figures."""
         return self.figures.take()
 
     def shortcomings(self) -> list[tuple[str, str]]:
-        """Return the features that make the tier fast and that the machine refuses, each with what to change."""
+        """Return the features for a fast tier that the machine refuses, each with what to change."""
         files = [shard.log.file for shard in self._shards.values()]
         return shortcomings(self._fetcher.queue, self._worker, files)
 
@@ -138,17 +137,18 @@ class SsdStore:
             if isinstance(shard, CachedShard):
                 slots[shard.name] = shard.count
         if self.cached:
-            # Never an empty dict, which means a kernel without slots: a rank without rows of its tables has some, too.
+            # An empty dict would mean a kernel without slots, but a rank without rows of its tables needs a kernel with
+            # slots, too.
             return KernelBuffers(slots or {"": 0})
         buffers = {"weights": sparse_memory(rows * dim)}
         for i, column in enumerate(states, 1):
-            # FBGEMM calls the first state of every optimizer momentum1, and refuses one that the optimizer lacks.
+            # FBGEMM calls the first state of every optimizer momentum1, and rejects a state that the optimizer lacks.
             width = dim if column.per_value else 1
             buffers[f"momentum{i}"] = sparse_memory(rows * width)
         return KernelBuffers(None, **buffers)
 
     def building_kernels(self) -> AbstractContextManager[None]:
-        """While entered, kernels that TorchRec builds get the memory of ``provide_memory``."""
+        """Give kernels that TorchRec builds inside the context the memory of ``provide_memory``."""
         return kernels_on_ssd()
 
     def attach(self, dmp: DistributedModelParallel) -> None:
@@ -171,7 +171,7 @@ class SsdStore:
             self._hooks.append(kernel.module.register_forward_pre_hook(hook, with_kwargs=True))
 
     def begin(self, table: TableSpec, seed: int) -> None:
-        """Give all rows of ``table`` on this rank their initial values and zero their optimizer state, at once."""
+        """Set all rows of ``table`` on this rank to their initial values and zero their optimizer state, at once."""
         shard = self._shards.get(table.name)
         if shard is None:
             return
@@ -187,7 +187,7 @@ class SsdStore:
     def scratch(self, table: str) -> Tensor:
         """Return float32 on disk, with room for a copy of this rank's rows of ``table`` and their state.
 
-        The first call takes the space for the copies of all tables. GuardError where there is no room.
+        The first call takes the space for the copies of all tables. Raises GuardError if there is no room.
         """
         if self._copies:
             return self._copies[table]
@@ -206,7 +206,7 @@ class SsdStore:
         return copies[table]
 
     def prefetch(self, ids: Ids) -> None:
-        """Bring the rows of a coming batch into memory. ``ids``: row numbers by table, of the whole global batch.
+        """Bring the rows of a coming batch into memory. ``ids`` has row numbers by table, of the whole global batch.
 
         Tables and rows that this rank does not hold are left out.
 
@@ -230,10 +230,10 @@ class SsdStore:
             self.figures.hosted += part.hosted
 
     def hold(self, table: str, rows: NDArray[Any], lookups: int) -> tuple[ShardRequest, NDArray[Any]]:
-        """Return the part of a batch with ``rows`` (of the shard, not pinned), and their slots; wait for these.
+        """Return the part of a batch with ``rows`` (of the shard, not pinned), and their slots; waits for the slots.
 
-        A batch whose rows are looked up in the order in which they were announced finds its slots ready. Else it is the
-        first one that has all of them.
+        A batch whose rows are looked up in the order in which they were announced finds its slots ready. Otherwise the
+        part is the first one that has all of them.
         """
         shard, waiting = self._shards[table], self._waiting[table]
         number, places = _find_announced(rows, list(waiting))
@@ -291,7 +291,7 @@ class SsdStore:
         self._queue.release(done)
 
     def _tidy(self) -> bool:
-        # Empties some segments of the first log that is worth it; whether there was one.
+        # Empties some segments of the first log that is worth it; returns whether there was one.
         for shard in self._shards.values():
             if shard.log.worth_emptying():
                 shard.tidy()
@@ -307,13 +307,13 @@ class SsdStore:
         return _DiskShard(self, self._shards[table], owner, states)
 
     def read(self, table: str, places: NDArray[np.int64]) -> F32:
-        """Return copies of the shard's rows at ``places`` [n]: float32 [n, values + 1], the last one meaningless."""
+        """Return copies of the shard's rows at ``places`` [n]: float32 [n, values + 1], the last value meaningless."""
         shard = self._shards[table]
         shard.slots.trained()
         return self._worker.call(lambda: self._fetcher.read(shard, places))
 
     def write(self, table: str, places: NDArray[np.int64], values: F32) -> None:
-        """Overwrite the rows at ``places`` [n], each once, with ``values`` [n, values]: weights and states."""
+        """Overwrite the rows at ``places`` [n], each given once, with ``values`` [n, values]: weights and states."""
         shard = self._shards[table]
         shard.slots.trained()
         self._worker.call(lambda: shard.put(places, values))
@@ -335,14 +335,14 @@ class SsdStore:
             self._worker.call(lambda block=block: zero(block))  # type: ignore[misc]
 
     def check(self) -> None:
-        """Call before a step: GuardError for a truncated file, and any error of the worker thread."""
+        """Raise GuardError for a truncated file, and any error of the worker thread. Call it before a step."""
         for shard in self._shards.values():
             shard.log.file.check()
         self._worker.check()
 
     def close(self) -> None:
         """Stop fetching and close the files; the memory is freed with the model's tensors."""
-        # The worker first, because it uses the queue and the files.
+        # Close the worker first, because it uses the queue and the files.
         self._worker.close()
         self._fetcher.close()
         for hook in self._hooks:
@@ -353,7 +353,7 @@ class SsdStore:
 
 
 def _find_announced(rows: NDArray[Any], waiting: Sequence[ShardRequest]) -> tuple[int | None, I64 | None]:
-    # Which of the announced parts has ``rows``, and their places among its rows; None: they are as announced.
+    # Finds the announced part that has ``rows``, and their places among its rows; None: they are as announced.
     for number, part in enumerate(waiting):
         if np.array_equal(part.asked, rows):
             return number, None
@@ -365,8 +365,8 @@ def _find_announced(rows: NDArray[Any], waiting: Sequence[ShardRequest]) -> tupl
 
 
 def _count_pieces(batch: ShardRequest, waiting: Sequence[ShardRequest]) -> int:
-    # How many of the announced parts, from the first on, are together no more than ``batch``. The first one that is
-    # more may belong to the next batch, and so may all behind it.
+    # Counts the announced parts, from the first on, that together are no more than ``batch``. The first one beyond that
+    # may belong to the next batch, and so may all after it.
     count, lookups = 0, 0
     for part in waiting:
         lookups += part.lookups
@@ -380,7 +380,7 @@ class _DiskShard(LocalShard):
     """A shard on tier ssd, whose ``weight`` and ``state`` copy all its rows. A new row has its initial value."""
 
     def __init__(self, store: SsdStore, shard: SsdShard, owner: bool, states: Sequence[StateColumn]) -> None:
-        # The weights of a row come first, then its states: which values of the row are whose.
+        # A row has its weights first, then its states, so these are the positions of each.
         places: dict[str, slice | int] = {}
         start = shard.dim
         for column in states:
@@ -390,14 +390,14 @@ class _DiskShard(LocalShard):
             else:
                 places[column.name] = start
                 start += 1
-        # ``weight`` and ``state`` are properties here, so the fields are not set by the constructor of the class above.
+        # ``weight`` and ``state`` are properties here, so the fields are not set by the constructor of the base class.
         self.table, self.row, self.rows = shard.name, shard.first, shard.rows
         self.column, self.columns, self.owner = 0, shard.dim, owner
         self._store, self._states, self._values = store, places, shard.values
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
-        """All rows: [rows, columns]. Only for tables that fit in memory."""
+        """All rows, [rows, columns]. Use it only for tables that fit in memory."""
         return self._read(slice(0, self.rows))[:, : self.columns].contiguous()
 
     @property
@@ -464,8 +464,8 @@ def _numbers(places: Places) -> NDArray[np.int64]:
 class _Redirect:
     """The hook before a kernel's lookup: row numbers become slots, in which the rows stay until the next lookup.
 
-    By then the backward pass of the former one has updated them: TorchRec's pipelines run one batch at a time.
-    ``tables``: of the kernel, with the number of their features.
+    By then the backward pass of the previous lookup has updated them, since TorchRec's pipelines run one batch at a
+    time. ``tables`` are those of the kernel, with the number of their features.
     """
 
     def __init__(self, store: SsdStore, tables: Mapping[str, int]) -> None:
@@ -493,7 +493,7 @@ class _Redirect:
         return (slots, *args[1:]), kwargs
 
     def _replace(self, table: str, rows: NDArray[Any]) -> None:
-        # Turns row numbers into slots, in place. Those of pinned rows are their slots.
+        # Turns row numbers into slots, in place. The row numbers of pinned rows are their slots.
         shard, lookups = self._store.shard(table), len(rows)
         cold = np.flatnonzero(rows >= shard.pinned) if shard.pinned else slice(None)
         asked = rows[cold]

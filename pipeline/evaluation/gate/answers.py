@@ -15,7 +15,7 @@ def check_limit(name: str, setting: str, value: float, limit: float | None, what
     """Check that ``value`` is at most ``limit``.
 
     Args:
-        name: Of the answer.
+        name: The answer's name.
         setting: The limit's, within group ``gate``.
         value: The figure; NaN does not pass.
         limit: None: there is no answer.
@@ -54,21 +54,21 @@ def check_calibration(name: str, setting: str, figures: Figures, limit: float | 
 
 
 def may_be_calibrated(calibration: Interval, limit: float) -> bool:
-    """Whether the interval of a calibration reaches within ``limit`` of 1; not for NaN."""
+    """Return whether the interval of a calibration reaches within ``limit`` of 1; False for NaN."""
     return calibration.low <= 1 + limit and calibration.high >= 1 - limit
 
 
 def not_worse(change: Interval, limit: float) -> bool:
-    """Whether a rise of NE is within ``limit``, or may be chance: its interval reaches zero.
+    """Return whether a rise of NE is within ``limit``, or may be chance: its interval reaches zero.
 
-    So the best of the last versions, slices and tasks hold a model only where it is clearly worse (docs/gate.md). The
-    comparison with the incumbent is a test of non-inferiority, in which doubt holds: see ``bound``.
+    So the best of the last versions, slices and tasks hold a model only if it is clearly worse (docs/gate.md). The
+    comparison with the incumbent is a test of non-inferiority, in which doubt holds the model: see ``bound``.
     """
     return change.point <= limit or change.low <= 0
 
 
 def explain_rise(power: Power, level: Level, limit: float, passed: bool, rows: str) -> str:
-    """Say what the rows tell of a rise of NE.
+    """Say what the rows tell about a rise of NE.
 
     Args:
         power: What they tell.
@@ -91,7 +91,7 @@ def explain_rise(power: Power, level: Level, limit: float, passed: bool, rows: s
 
 
 def place(value: float, limit: float, passed: bool) -> str:
-    """Say where a figure lies: within its limit, beyond it, or, as it passed, not clearly beyond it."""
+    """Say where a figure lies: within its limit, beyond it, or, if it passed, not clearly beyond it."""
     if value <= limit:
         return "within"
     # The figure is beyond the limit, but its interval is not. The words must not contradict the verdict.
@@ -101,10 +101,10 @@ def place(value: float, limit: float, passed: bool) -> str:
 
 
 def percent(share: Interval) -> str:
-    """An interval of a share, as ``+0.10% [-0.20%, +0.40%]``."""
+    """Format an interval of a share, as ``+0.10% [-0.20%, +0.40%]``."""
     return f"{share.point:+.2%} [{share.low:+.2%}, {share.high:+.2%}]"
 
 
 def with_ends(figure: Interval) -> str:
-    """An interval of a figure, as ``0.9973 [0.9800, 1.0146]``."""
+    """Format an interval of a figure, as ``0.9973 [0.9800, 1.0146]``."""
     return f"{figure.point:.4f} [{figure.low:.4f}, {figure.high:.4f}]"

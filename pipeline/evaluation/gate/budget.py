@@ -29,22 +29,22 @@ from pipeline.specs.gate_check import ScoredRows
 from pipeline.store.conditional import SwappedError, read_marked, swap
 from pipeline.store.files import Files
 
-# A day's share goes to its looks as a geometric series, 0.8 + 0.16 + ..., which adds up to 1: the night itself has
-# nearly all of it, and however often a day is run again, the day spends no more than its share.
+# A day's share goes to its looks as a geometric series, 0.8 + 0.16 + ..., which adds up to 1. The night itself gets
+# nearly all of it, and a day spends no more than its share, however often it is run again.
 FIRST_LOOK = 0.8
 FURTHER_LOOK = 0.2
-# A look has the shares of the days since the one before it, so that a weekly retrain has its seven. A model that nobody
-# looked at for longer spends no more at once, so that n days never spend more than those of n + 30.
+# A look gets the shares of the days since the previous one, so a weekly retrain gets seven. After a longer pause than
+# this, a look gets no more, so n days never spend more than the shares of n + 30.
 LONGEST_GAP = 30
-# Below it 1 - alpha would round to 1, of which there is no quantile. However much there is to spend, a night asks what
-# it asks without a budget (the default of gate.power).
+# Below LEAST_ALPHA, 1 - alpha would round to 1, which has no quantile. Above MOST_ALPHA, a night would ask less than
+# without a budget (the default of gate.power).
 LEAST_ALPHA, MOST_ALPHA = 2.0**-53, 0.1
-# Looks that are older tell nothing of the last year, and nothing of the gap to the newest one.
+# Older looks tell nothing about the last year, and nothing about the gap to the newest one.
 KEPT_DAYS = 400
-# The rows of no click log are older, and a day's arithmetic needs some days before it.
+# No click log has older rows, and a day's arithmetic needs some days before it.
 FIRST_DAY = date(1970, 1, 1)
-# To write beside other writers, one of which succeeds at each try. The waits between tries are random, up to a length
-# that doubles from the first to the longest.
+# Tries to write beside other writers, one of which succeeds at each try. The waits between tries are random, up to a
+# length that doubles from the first to the longest.
 TRIES = 30
 FIRST_WAIT, LONGEST_WAIT = 0.02, 1.0  # seconds
 
@@ -63,7 +63,7 @@ def check_day(day: date, option: str, clock: Clock = CLOCK) -> None:
     that day. Tomorrow is fine: it has begun in other time zones.
 
     Args:
-        day: Of the rows.
+        day: The day of the rows.
         option: How the user sets it, for the message, as in ``data.day=``.
         clock: Tells today's date.
 
@@ -83,13 +83,13 @@ def allot(looks: Sequence[Look], day: date, budget: float) -> tuple[date, float]
     """Allot a share of the budget to the next look.
 
     Args:
-        looks: The earlier ones.
-        day: Of the look's data.
-        budget: Wrong promotions a year.
+        looks: The earlier looks.
+        day: The day of the look's data.
+        budget: Wrong promotions per year.
 
     Returns:
         The day that the look counts for, and its alpha. Nights run forward: a look at a day that is not newer than the
-        newest one is a further look at that one.
+        newest one is a further look at the newest day.
     """
     days = [date.fromisoformat(look.day) for look in looks]
     counted = max([day, *days])
@@ -108,16 +108,16 @@ class LedgerFile:
         self.files, self.path, self.clock = files, path, clock
 
     def read(self) -> BudgetLedger:
-        """Return the ledger, an empty one where there is no file; ArtifactError for one that cannot be read."""
+        """Return the ledger, an empty one if there is no file; ArtifactError for one that cannot be read."""
         return self._parse(read_marked(self.files, self.path).data)
 
     def spend(self, day: date, budget: float, candidate: str) -> tuple[Look, ErrorBudget]:
         """Record a look, with its share of the budget, before anybody knows its verdict.
 
         Args:
-            day: Of the look's data.
+            day: The day of the look's data.
             budget: Wrong promotions a year.
-            candidate: What is looked at, for people.
+            candidate: The name of the judged model, for people.
 
         Raises:
             ArtifactError: The ledger cannot be read.
@@ -127,12 +127,12 @@ class LedgerFile:
 
         def add(looks: tuple[Look, ...]) -> tuple[Look, ...]:
             if any(look.id == look_id for look in looks):
-                # It was written, but the answer was lost and another process wrote since.
+                # The look was written, but the answer was lost and another process wrote since.
                 return looks
-            # Computed at every try, because what is left depends on the looks that others have taken.
+            # Compute this at every try, because what is left depends on the looks that others have taken.
             counted, alpha = allot(looks, day, budget)
             look = Look(id=look_id, day=str(counted), at=at, candidate=candidate, budget=budget, alpha=alpha)
-            # A day to come makes no look old.
+            # Use today's date at most, so that a day in the future does not make looks old.
             oldest = str(min(counted, today) - timedelta(days=KEPT_DAYS))
             return (*(each for each in looks if each.day >= oldest), look)
 
@@ -140,7 +140,7 @@ class LedgerFile:
         if len(looks) == 1:
             log.warning("the ledger %s begins with this look: no earlier ones are known", self.files.url_of(self.path))
 
-        # What was spent up to and including this look; others may have been added after it by now.
+        # Count what was spent up to and including this look, since others may have been added after it by now.
         number = [look.id for look in looks].index(look_id)
         look, until = looks[number], looks[: number + 1]
         spent = BudgetLedger(looks=until).spent_until(look.day)
@@ -185,7 +185,7 @@ class LedgerFile:
         decided = replace(look, verdict=judged.verdict, forced=judged.forced)
 
         def decide(looks: tuple[Look, ...]) -> tuple[Look, ...]:
-            # Found by id, not by place: other processes may have added looks, or dropped old ones, since.
+            # Find the look by id, not by place: other processes may have added looks or dropped old ones since.
             for place, each in enumerate(looks):
                 if each.id == look.id:
                     return (*looks[:place], decided, *looks[place + 1 :])
@@ -197,15 +197,15 @@ class LedgerFile:
         self._change(decide)
 
     def _change(self, change: Callable[[tuple[Look, ...]], tuple[Look, ...]]) -> BudgetLedger:
-        chance = random.Random()  # not that of training, which is seeded
+        chance = random.Random()  # not training's generator, which is seeded
         for attempt in range(TRIES):
             if attempt:
-                # Another look was taken meanwhile: what is left for this one may be less.
+                # Another look was taken meanwhile, so less may be left for this one.
                 self.clock.sleep(chance.uniform(0, min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT)))
             seen = read_marked(self.files, self.path)
             ledger = BudgetLedger(looks=change(self._parse(seen.data).looks))
             content = ledger.to_json()
-            # What is written must be readable: an error here costs a verdict, one in the file all verdicts to come.
+            # The content must be readable: an error here costs one verdict, an error in the file costs all later ones.
             BudgetLedger.from_json(content, self.files.url_of(self.path))
             data = (json.dumps(content, indent=1) + "\n").encode()
             if data == seen.data:
@@ -246,20 +246,20 @@ def judge_within_budget(
     """Judge, with the share of ``gate.budget`` that the ledger leaves for this look.
 
     The look is in the ledger before its verdict is known, so that a process that dies meanwhile has looked, too.
-    Nothing is spent where NE is not compared: without an incumbent, or where one of the models cannot be scored.
+    Nothing is spent if NE is not compared: without an incumbent, or if one of the models cannot be scored.
 
     Args:
-        record: As of ``judge``.
+        record: The same as for ``judge``.
         settings: Group ``gate``.
         rows: The rows of those figures.
-        ledger: None: there is no budget.
-        day: Of the rows.
+        ledger: The ledger, or None if there is no budget.
+        day: The day of the rows.
         candidate: Its name in the ledger.
-        may_publish: Whether a PASS publishes the candidate. One that is judged only cannot be a wrong promotion: it
-            spends nothing, and is asked what a first look at its day would be asked.
+        may_publish: Whether a PASS publishes the candidate. A candidate that is only judged cannot be a wrong
+            promotion: it spends nothing, and is judged like a first look at its day.
 
     Returns:
-        As ``judge``.
+        The same as ``judge``.
 
     Raises:
         ArtifactError: The ledger cannot be read, or has lost the look meanwhile.
@@ -285,8 +285,8 @@ def judge_within_budget(
     try:
         ledger.record_verdict(look, judged)
     except Exception as error:
-        # The look is in the ledger, which is what counts: the verdict there is for people. A ledger that has lost the
-        # look is another matter.
+        # The look is in the ledger, which is what counts; the verdict there is only for people. If the ledger has lost
+        # the look, raise the error.
         if not isinstance(error, LaunchError | PassingError | FullDiskError) and not passes(error):
             raise
         log.warning("the ledger does not have the verdict of %s, %s: %s", candidate, judged.verdict, error)

@@ -1,6 +1,8 @@
 """The gate: PASS or HOLD for a candidate, with reasons in words and numbers.
 
 ``measure.py`` takes the figures, and each check decides one question of them (``checks/``, ``specs/gate_check.py``).
+A check is a ``GateCheck``; its answers, with words and numbers, are ``records.gate.Check``. ``stages/release_gate.py``
+brings the scores, by way of ``budget.judge_within_budget``.
 Most limits are settings of group ``gate``; null switches a check off. docs/gate.md says how to read the answers.
 """
 
@@ -18,7 +20,7 @@ from pipeline.records.gate import HOLD, PASS, Check, GateRecord
 from pipeline.specs.gate_check import GATE_CHECKS, GateCheck, GateInputs, ScoredRows
 
 AGE = "age of the labels"
-# How the names of checks of calibration begin, of all rows and of a slice.
+# Prefixes of the names of calibration checks, of all rows and of a slice.
 CALIBRATION = ("calibration", "slice: calibration")
 
 log = logging.getLogger(__name__)
@@ -38,7 +40,7 @@ def judge(record: GateRecord, settings: GateConfig, rows: ScoredRows | None = No
         ``record`` with checks, verdict, reasons and warnings. A HOLD becomes a PASS by ``settings.force``, which is
         recorded under ``forced``, unless a check holds the model that no reason overrides.
     """
-    # 1. The built-in checks, in the order of the record.
+    # 1. Ask the built-in checks, in the order of the record.
     answers: list[Check] = []
     added: list[GateCheck] = []
     can_be_forced = True
@@ -51,7 +53,8 @@ def judge(record: GateRecord, settings: GateConfig, rows: ScoredRows | None = No
         can_be_forced &= check.can_be_forced or all(answer.passed for answer in answered)
 
     # 2. Clicks that are still to come may explain why predicted clicks exceed the observed ones, so failed checks of
-    #    calibration become warnings. Only built-in ones: a package's check may mean something else by such a name.
+    #    calibration become warnings. This applies only to built-in checks: a package's check may mean something else
+    #    by such a name.
     if record.young_labels:
         found, answers = answers, [Check(AGE, "data.label.window_days", True, record.young_labels, warned=True)]
         for answer in found:
@@ -60,13 +63,13 @@ def judge(record: GateRecord, settings: GateConfig, rows: ScoredRows | None = No
                 answer = replace(answer, passed=True, warned=True, words=words)
             answers.append(answer)
 
-    # 3. Checks of packages, by name, because the order in which packages are found depends on the machine.
+    # 3. Ask the checks of packages, by name, because the order in which packages are found depends on the machine.
     for check in sorted(added, key=lambda check: check.name):
         answered = _ask_added(check, record, settings, rows)
         answers += answered
         can_be_forced &= check.can_be_forced or all(answer.passed for answer in answered)
 
-    # 4. The verdict: one failed check is enough to hold the model.
+    # 4. Give the verdict: one failed check is enough to hold the model.
     reasons = tuple(answer.words for answer in answers if not answer.passed)
     power = None
     if record.change is not None and settings.max_ne_increase is not None:
@@ -86,7 +89,7 @@ def judge(record: GateRecord, settings: GateConfig, rows: ScoredRows | None = No
 
 
 def _with_slices(record: GateRecord, settings: GateConfig) -> ErrorBudget | None:
-    # The budget of the look, with the slices that it covers and those that it does not.
+    # Return the look's budget with the slices that it covers and those that it does not.
     limit, level = settings.slice_max_ne_increase, Level.of(record, settings)
     if record.budget is None or limit is None:
         return record.budget
@@ -105,11 +108,11 @@ def _with_slices(record: GateRecord, settings: GateConfig) -> ErrorBudget | None
 
 def _ask(check: GateCheck, record: GateRecord, settings: GateConfig, rows: ScoredRows | None) -> list[Check]:
     if check.needs_figures and record.candidate is None:
-        # Without finite predictions there are no figures, and the model is held for that.
+        # Without finite predictions there are no figures, and another check holds the model for that.
         return []
     options = None
     if check.settings is not None:
-        # Settings that were made in a program, not composed, lack those of checks: they have their defaults.
+        # Settings that a program made without composing lack those of checks, which then have their defaults.
         options = getattr(settings, check.name, None) or check.settings()
     measured = check.measure(rows, options) if rows is not None else None
     return list(check.decide(GateInputs(record=record, settings=settings, options=options, measured=measured)))
@@ -122,7 +125,7 @@ def _ask_added(check: GateCheck, record: GateRecord, settings: GateConfig, rows:
         for answer in _ask(check, record, settings, rows):
             if not isinstance(answer, Check):
                 raise TypeError(f"it answered {answer!r}, expected a Check")
-            # NumPy's booleans, which comparisons of its numbers give, are not JSON.
+            # Convert NumPy's booleans, which comparisons of its numbers give and which are not JSON.
             answers.append(replace(answer, passed=bool(answer.passed), warned=bool(answer.warned)))
     except Exception as error:
         whose = ""

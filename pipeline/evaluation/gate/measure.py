@@ -39,8 +39,9 @@ from pipeline.specs.gate_check import ScoredRows, ScoredTask
 from pipeline.specs.label_kind import LABEL_KINDS
 
 OTHERS = "all others"
-# Blocks of rows in which each class of a slice must lie. A draw without any of them has no figures, and the slice no
-# interval: of 400 draws one has none of 15 blocks in one slice of 8,000, and none of 6 blocks in two slices of three.
+# Blocks of rows in which each class of a slice must lie. A draw without any of them has no figures, and then the slice
+# has no interval. Of 400 draws, one misses all 15 blocks in one slice of 8,000; with 6 blocks, this happens in two
+# slices of three.
 SLICE_BLOCKS = 15
 Floats = NDArray[np.floating]
 
@@ -52,12 +53,12 @@ def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateReco
         scored: Labels and logits. Where a logit of candidate or incumbent is not finite, the record says how many are
             not, and has no figures.
         settings: Group ``gate``: confidence, replicates and blocks of the bootstrap, sizes of slices.
-        seed: Of the bootstrap's draws.
+        seed: The seed of the bootstrap's draws.
 
     Raises:
         DataError: The labels allow no figures.
     """
-    # 1. Counts, which any rows allow. If a model diverged, no figures follow: they would be NaN, or hide it.
+    # 1. Count, which is possible for any rows. If a model diverged, stop here: figures would be NaN, or hide it.
     clicked = metrics.check_labels(scored.labels)
     not_finite = {"candidate": int((~np.isfinite(scored.candidate)).sum())}
     if scored.incumbent is not None:
@@ -80,11 +81,11 @@ def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateReco
     if any(not_finite.values()):
         return record
 
-    # 2. Figures. All models and slices share one set of draws; tasks and GAUC draw their own rows or users.
+    # 2. Compute the figures. All models and slices share one set of draws; tasks and GAUC draw their own rows or users.
     bootstrap = _Bootstrap(scored, clicked, settings, seed)
     overall = _measure_all_rows(scored, bootstrap, settings)
     parts = list(_largest_slices(scored, settings, bootstrap.blocks))
-    # All slices are found before the first is measured, because their number widens the intervals.
+    # Find all slices before measuring the first, because their number widens the intervals.
     slices = tuple(_measure_slice(scored, part, bootstrap, settings.confidence, len(parts)) for part in parts)
     tasks = {name: _measure_task(task, settings, seed) for name, task in scored.tasks.items()}
     gauc = compare_gauc(scored, settings.confidence, settings.replicates, settings.blocks, seed)
@@ -94,7 +95,7 @@ def measure(scored: ScoredRows, settings: GateConfig, seed: int = 0) -> GateReco
 
 
 def former_figures(record: GateRecord) -> Former | None:
-    """Return what a version's own gate record says of it, with standard errors; None where it has no figures."""
+    """Return what a version's own gate record says of it, with standard errors; None if it has no figures."""
     figures, confidence = record.candidate, record.confidence
     if figures is None:
         return None
@@ -121,7 +122,7 @@ class _Bootstrap:
         self.blocks = block_of_rows(len(clicked), self.draws.shape[1])
 
     def resample(self, logits: Floats, rows: NDArray[np.int64] | None = None) -> dict[str, Resampled]:
-        """Return NE, AUC and calibration of a model; ``rows``: of these alone, which stay in their blocks."""
+        """Return NE, AUC and calibration of a model, or only of its ``rows``, which stay in their blocks."""
         clicked, blocks, row_weights = self.clicked, self.blocks, self.row_weights
         if rows is not None:
             clicked, blocks, logits = clicked[rows], blocks[rows], logits[rows]
@@ -182,8 +183,8 @@ def _model_figures(scored: ScoredRows, logits: Floats, drawn: dict[str, Resample
 def _change(
     candidate: dict[str, Resampled], incumbent: dict[str, Resampled], confidence: float, tests: int = 1
 ) -> Figures:
-    # NE as a share, because its level differs from day to day with the click rate. AUC and calibration as differences,
-    # because they have fixed scales, on which 0.5 is chance and 1 is perfect.
+    # Compare NE as a ratio, because its level differs from day to day with the click rate. Compare AUC and calibration
+    # as differences, because they have fixed scales, on which 0.5 is chance and 1 is perfect.
     return Figures(
         ne=ratio(candidate["ne"], incumbent["ne"]).interval(confidence, tests),
         auc=difference(candidate["auc"], incumbent["auc"]).interval(confidence, tests),
@@ -197,7 +198,7 @@ def _compare_with_trained(scored: ScoredRows, served_ne: float) -> Serving | Non
     trained_ne = metrics.evaluate(scored.labels, scored.trained, weights=scored.weights)["ne"]
     served = scored.candidate
     if scored.uncalibrated is not None:
-        # Training has no calibrator, so the program is compared without it.
+        # Training has no calibrator, so compare the program without it.
         served = scored.uncalibrated
         served_ne = metrics.evaluate(scored.labels, served, weights=scored.weights)["ne"]
     return Serving(
@@ -218,14 +219,14 @@ def units_in_the_last_place(trained: Floats, served: Floats) -> float:
 
 
 def _compare_ne(candidate: Resampled, logits: Floats, bootstrap: _Bootstrap, settings: GateConfig) -> dict[str, Any]:
-    # Returns the fields of ``Beside``: the candidate's NE beside that of a model with ``logits`` for the same rows.
+    # Return the fields of ``Beside``: the candidate's NE beside that of a model with ``logits`` for the same rows.
     not_finite = int((~np.isfinite(logits)).sum())
     if not_finite:
         return {"predictions_not_finite": not_finite}
     other = bootstrap.resample(logits)["ne"]
     gain = Resampled((1 - candidate.point) / (1 - other.point), (1 - candidate.replicates) / (1 - other.replicates))
-    # By how much the candidate's gain is above the share asked for. A difference, for where the other's gain is small
-    # a quotient has no bounds.
+    # Compute how far the candidate's gain is above the required share. Use a difference, since a quotient has no bounds
+    # where the other model's gain is small.
     share = settings.min_baseline_gain or 0.0
     spare = Resampled(
         (1 - candidate.point) - share * (1 - other.point),
@@ -248,10 +249,10 @@ class _SliceRows:
 
 
 def _largest_slices(scored: ScoredRows, settings: GateConfig, blocks: NDArray[np.int64]) -> Iterator[_SliceRows]:
-    """The largest values of each sliced column, and its other values together, where either class has enough rows.
+    """Yield the largest values of each sliced column, and its others together, if both classes have enough rows.
 
-    ``blocks``: of every row. Rows that follow each other may lie in few blocks however many they are, and draws that
-    have none of them have no figures.
+    ``blocks``: the block of every row. Successive rows may lie in few blocks however many they are, and draws without
+    any of them have no figures.
     """
     fewest = min(SLICE_BLOCKS, settings.blocks, settings.slice_min_clicks)
     for name, column in scored.slices.items():
@@ -274,7 +275,7 @@ def _largest_slices(scored: ScoredRows, settings: GateConfig, blocks: NDArray[np
 
 
 def _measure_slice(scored: ScoredRows, part: _SliceRows, bootstrap: _Bootstrap, confidence: float, tests: int) -> Slice:
-    # Returns the figures of one of ``tests`` slices, whose intervals are to hold together.
+    # Return the figures of one of ``tests`` slices, whose intervals must hold together.
     candidate = bootstrap.resample(scored.candidate, part.rows)
     measured = Slice(
         slice=part.column,
@@ -294,7 +295,7 @@ def _measure_slice(scored: ScoredRows, part: _SliceRows, bootstrap: _Bootstrap, 
 
 
 def _measure_task(task: ScoredTask, settings: GateConfig, seed: int) -> TaskComparison:
-    # Returns the figures of a task on the rows with its label; if these allow none, only their number.
+    # Return the figures of a task on the rows with its label, or only their number if they allow no figures.
     known = metrics.known_rows(task.labels, task.kind, task.weights)
     rows, kind = int(known.sum()), LABEL_KINDS.get(task.kind)
     if not rows:
@@ -302,7 +303,7 @@ def _measure_task(task: ScoredTask, settings: GateConfig, seed: int) -> TaskComp
     confidence, main = settings.confidence, kind.title.lower()
     draws = poisson_weights(settings.replicates, min(settings.blocks, rows), seed)
     candidate = _resample_task(task, task.candidate, known, draws)
-    # Only classes have an AUC, numbers have none.
+    # Only classes have an AUC.
     auc = candidate["auc"].interval(confidence) if kind.classes else None
     measured = TaskComparison(
         kind=task.kind,

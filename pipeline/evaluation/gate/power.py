@@ -20,11 +20,11 @@ from pipeline.records.gate import Figures, GateRecord, Interval, RowsPower, Slic
 
 @dataclass(frozen=True)
 class Level:
-    """How sure the questions of NE must be.
+    """How sure the answers about NE must be.
 
-    ``power``: probability that a model is held which is worse by the limit. ``budget``: ``gate.budget``, of which the
-    look's share leaves that power; None: there is no budget, and it is ``gate.power``. ``covering_power``: that with
-    which the rows of a slice must tell its limit for the budget to cover it.
+    ``power``: probability that a model that is worse by the limit is held. ``budget``: ``gate.budget``, of which the
+    look's share leaves that power; None: there is no budget, and it is ``gate.power``. ``covering_power``: the power
+    with which the rows of a slice must resolve its limit for the budget to cover it.
     """
 
     power: float
@@ -36,29 +36,30 @@ class Level:
         """Return the level of the look that ``record`` is of."""
         if record.budget is None:
             return Level(settings.power)
-        # Not by this look's own power: to run a day again until a slice has too few rows would excuse the slice.
+        # Do not use only this look's own power: a day could be run again until a slice has too few rows, which would
+        # excuse it.
         covering_power = max(1 - record.budget.first_alpha, settings.power)
         return Level(1 - record.budget.alpha, record.budget.budget, covering_power)
 
     @property
     def words(self) -> str:
-        """In a sentence: ``90% confidence``."""
+        """The level in a sentence: ``90% confidence``."""
         if self.budget is None:
             return f"{self.power:.0%} confidence"
-        # Two significant digits of the distance to 100 %.
+        # Show two significant digits of the distance to 100 %.
         digits = max(1 - math.floor(math.log10(100 * (1 - self.power))), 0)
         return f"{self.power:.{digits}%} confidence (gate.budget={self.budget:g})"
 
     def covers(self, power: Power, limit: float) -> bool:
-        """Whether the budget covers a slice with ``power``: its rows are enough to rule out a rise beyond ``limit``."""
+        """Return whether the budget covers a slice with ``power``: it can rule out a rise beyond ``limit``."""
         return self.budget is not None and replace(power, power=self.covering_power).resolved <= limit
 
 
 @dataclass(frozen=True)
 class Power:
-    """What ``rows`` rows tell of a rise of NE.
+    """What ``rows`` rows tell about a rise of NE.
 
-    ``change``: the observed one, a share, with standard ``error``; ``bound``: the true one is at most this, with the
+    ``change``: the observed rise, a share, with standard ``error``; ``bound``: the true rise is at most this, with
     probability ``power``.
     """
 
@@ -69,7 +70,7 @@ class Power:
 
     @property
     def quantile(self) -> float:
-        """Standard errors between an estimate and its bound."""
+        """The number of standard errors between an estimate and its bound."""
         return normal_quantile(self.power)
 
     @property
@@ -79,17 +80,17 @@ class Power:
 
     @property
     def resolved(self) -> float:
-        """The smallest limit that these rows can tell.
+        """The smallest limit that these rows can resolve.
 
-        A model that is as good as the other one passes with probability ``power``, one that is worse by the limit is
-        held with the same.
+        A model that is as good as the other one passes with probability ``power``, and one that is worse by the limit
+        is held with the same probability.
         """
         return 2 * self.quantile * self.error
 
     def rows_for(self, limit: float) -> int | None:
-        """About how many rows can tell ``limit``, the spread being what it is here; None where no number can.
+        """Return about how many rows can resolve ``limit`` at the present spread; None if no number can.
 
-        Rounded up to two leading digits: an estimate should not look like a count.
+        The result is rounded up to two leading digits, since an estimate should not look like a count.
         """
         if not limit > 0 or not math.isfinite(self.error):
             return None
@@ -99,13 +100,13 @@ class Power:
         return -(-rows // unit) * unit
 
     def surely_above(self, limit: float) -> bool:
-        """Whether the rows show a rise, and one beyond ``limit``."""
+        """Return whether the rows show a rise, and one beyond ``limit``."""
         return self.change > limit and self.change > self.quantile * self.error
 
     def testable_limit(self, limit: float) -> float | None:
-        """The smallest limit that these rows can test, where they are too few for ``limit``; None where they are not.
+        """Return the smallest limit that these rows can test; None if they are enough for ``limit``.
 
-        Rounded up to two digits, as a setting is typed.
+        It is rounded up to two digits, as people type a setting.
         """
         needed = self.rows_for(limit)
         if self.bound <= limit or self.surely_above(limit) or needed is None or needed <= self.rows:
@@ -115,7 +116,7 @@ class Power:
         return float(f"{math.ceil(value / unit) * unit:.2g}")
 
     def record(self, limit: float) -> RowsPower:
-        """For ``gate.json``."""
+        """Convert to the record in ``gate.json``."""
         return RowsPower(
             limit=limit,
             power=self.power,
@@ -133,15 +134,15 @@ def power_of(record: GateRecord, change: Figures, level: Level) -> Power:
 
 def power_of_slice(record: GateRecord, part: Slice, change: Figures, level: Level) -> Power:
     """Return what the rows of a slice of ``record`` tell of its ``change`` of NE."""
-    # The confidence of each slice's own interval: the intervals hold together with the record's confidence
-    # (Bonferroni). It is needed to get the standard error from the interval.
+    # Use the confidence of each slice's own interval to get the standard error from it: the intervals hold together
+    # with the record's confidence (Bonferroni).
     confidence = 1 - (1 - record.confidence) / len(record.slices or ())
     return Power(part.rows, change.ne.point, error_of(change.ne, confidence), level.power)
 
 
 def over_a_year(record: GateRecord, power: Power) -> Interval:
     """Return the interval of a slice's change that holds with those of all slices in every night of a year."""
-    # Bonferroni over the slices and the nights of a year.
+    # Apply Bonferroni's correction over the slices and the nights of a year.
     confidence = 1 - (1 - record.confidence) / (len(record.slices or ()) * YEAR)
     spread = power.error * quantile_of(confidence)
     return Interval(power.change, power.change - spread, power.change + spread)
@@ -149,17 +150,18 @@ def over_a_year(record: GateRecord, power: Power) -> Interval:
 
 def normal_quantile(probability: float) -> float:
     """Return the quantile of the standard normal distribution."""
-    # Composing a configuration imports the checks: module statistics takes longer than all of them.
+    # Composing a configuration imports the checks, and module statistics takes longer than all of them, so import it
+    # here.
     from statistics import NormalDist
 
     return NormalDist().inv_cdf(probability)
 
 
 def quantile_of(confidence: float) -> float:
-    """Standard errors between an estimate and either end of its interval."""
+    """Return the standard errors between an estimate and either end of its interval."""
     return normal_quantile((1 + confidence) / 2)
 
 
 def error_of(interval: Interval, confidence: float) -> float:
-    """Standard error behind an interval."""
+    """Return the standard error of an interval."""
     return (interval.high - interval.low) / (2 * quantile_of(confidence))

@@ -14,5 +14,5 @@ FORMATS: dict[str, FileFormat] = {each.name: each for each in (Criteo(), Csv(), 
 
 
 def format_named(name: str) -> FileFormat:
-    """The file format that ``data.format`` names (checked: not synthetic, not tables)."""
+    """Return the file format that ``data.format`` names (checked: not synthetic, not tables)."""
     return FORMATS[name]

@@ -32,7 +32,7 @@ _PLAIN = {
     "enum": pa.string(),
     "fixed": pa.binary(),
 }
-# As fastavro returns them: times in UTC, and local ones without a zone.
+# Types of what fastavro returns: times in UTC, and local ones without a zone.
 _LOGICAL = {
     "date": pa.date32(),
     "uuid": pa.string(),
@@ -41,7 +41,7 @@ _LOGICAL = {
     **dict.fromkeys(("time-millis", "time-micros"), pa.time64("us")),
 }
 _NUMBERS = {"int", "long", "float", "double"}
-# What decoding bytes that are no Avro raises.
+# Errors of decoding bytes that are not Avro.
 _DAMAGED = (
     EOFError,
     ValueError,
@@ -65,14 +65,14 @@ class Avro(Columnar):
     name = "avro"
 
     def schema(self, stream: BinaryIO) -> pa.Schema:
-        """From the file's header."""
+        """Read the schema from the file's header."""
         with _decoding():
             return arrow_schema(_reader(stream).writer_schema)
 
     def batches(
         self, stream: BinaryIO, columns: list[str], block_bytes: int, part: Part = WHOLE
     ) -> Iterator[pa.RecordBatch]:
-        """Records of as many of the file's blocks as are needed; the file is never in memory as a whole."""
+        """Yield records of as many of the file's blocks as are needed; the file is never in memory as a whole."""
         with _decoding():
             reader = _reader(stream)
             kinds = arrow_schema(reader.writer_schema)
@@ -82,7 +82,7 @@ class Avro(Columnar):
             records = iter(reader)
             wanted = pa.schema(list(map(kinds.field, columns)))
         while True:
-            # Not around the yield: what the caller raises is no fault of the file.
+            # The yield is outside, because what the caller raises is no fault of the file.
             with _decoding():
                 rows = list(itertools.islice(records, ROWS))
                 if not rows:
@@ -91,14 +91,14 @@ class Avro(Columnar):
             yield batch
 
     def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
-        """As the headers of its blocks say."""
+        """Count rows by the headers of the file's blocks."""
         with _decoding():
             return sum(block.num_records for block in fastavro().block_reader(stream))
 
 
 def fastavro() -> ModuleType:
-    """The library; ConfigError where it is not installed."""
-    # An optional dependency, which logs of other formats do not need.
+    """Import the library; ConfigError if it is not installed."""
+    # fastavro is an optional dependency, which logs of other formats do not need.
     try:
         import fastavro as library
     except ImportError as error:
@@ -109,7 +109,7 @@ def fastavro() -> ModuleType:
 
 
 def _reader(stream: BinaryIO, columns: list[str] | None = None) -> Any:
-    # A reader of all records in `stream`; of their `columns` alone, where that is enough to know their types.
+    # Returns a reader of all records in `stream`; of their `columns` alone if that is enough to know their types.
     library = fastavro()
     stream.seek(0)
     reader = library.reader(stream)
@@ -129,12 +129,12 @@ def _reader(stream: BinaryIO, columns: list[str] | None = None) -> Any:
 
 @contextmanager
 def _decoding() -> Iterator[None]:
-    # Turn what bytes raise that are no Avro into an EOFError, as of any file that is cut off or damaged.
+    # Turns errors of bytes that are not Avro into an EOFError, as for any file that is cut off or damaged.
     try:
         yield
     except Exception as error:
         if not (isinstance(error, _DAMAGED) or type(error).__module__.startswith("fastavro.")):
-            # Errors of fastavro's own, of a schema that is none, have no common class.
+            # fastavro's own errors, such as of an invalid schema, have no common class, so their module tells.
             raise
         words = str(error) or type(error).__name__
         if isinstance(error, ValueError) and "install" in words:
@@ -145,7 +145,7 @@ def _decoding() -> Iterator[None]:
 
 
 def arrow_schema(schema: Any) -> pa.Schema:
-    """The columns of a file whose records are of the Avro ``schema``; a record inside of it is a struct."""
+    """Return the columns of a file whose records are of the Avro ``schema``; a record inside of it is a struct."""
     if not isinstance(schema, Mapping) or schema.get("type") != "record":
         raise ValueError("its values are no records")
     named: dict[str, Any] = {}
@@ -153,7 +153,7 @@ def arrow_schema(schema: Any) -> pa.Schema:
 
 
 def _kind(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> pa.DataType:
-    # The Arrow type of values of `schema`; `named`: types that have names; `inside`: records it is part of.
+    # Returns the Arrow type of values of `schema`; `named`: types that have names; `inside`: records it is part of.
     if isinstance(schema, list):
         return _union([part for part in schema if part != "null"], named, inside)
     if isinstance(schema, str):
@@ -176,7 +176,7 @@ def _kind(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> pa.Dat
         return pa.map_(pa.string(), _kind(schema["values"], named, inside))
     if kind == "record":
         if schema["name"] in inside:
-            # A record of records like itself is no column.
+            # A recursive record cannot be a column.
             return pa.struct([])
         within = (*inside, schema["name"])
         return pa.struct([(field["name"], _kind(field["type"], named, within)) for field in schema["fields"]])
@@ -184,7 +184,7 @@ def _kind(schema: Any, named: dict[str, Any], inside: tuple[str, ...]) -> pa.Dat
 
 
 def _union(parts: list[Any], named: dict[str, Any], inside: tuple[str, ...]) -> pa.DataType:
-    # One type besides null is that type; several are numbers, or the text of their values.
+    # Returns the one type besides null. Several types become numbers, or the text of their values.
     if not parts:
         return pa.null()
     # Every part is visited in any case: it may define a type that a later column names.
@@ -194,13 +194,13 @@ def _union(parts: list[Any], named: dict[str, Any], inside: tuple[str, ...]) -> 
     if all(isinstance(part, str) and part in _NUMBERS for part in parts):
         return pa.int64() if set(parts) <= {"int", "long"} else pa.float64()
     if any(map(pa.types.is_nested, kinds)):
-        # A union with records or arrays is no column. An empty struct stands for that, as above.
+        # A union with records or arrays cannot be a column. An empty struct stands for that, as above.
         return pa.struct([])
     return pa.string()
 
 
 def record_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatch:
-    """``rows`` as Arrow: what a union of several types holds as text."""
+    """Convert ``rows`` to Arrow; what a union of several types holds becomes text."""
     columns = []
     for field in schema:
         values = [row[field.name] for row in rows]
@@ -211,7 +211,7 @@ def record_batch(rows: list[dict[str, Any]], schema: pa.Schema) -> pa.RecordBatc
                 if isinstance(value, bytes):
                     values[place] = value.decode()
                 else:
-                    # As in columns of booleans, true and false are 1 and 0.
+                    # True and false become 1 and 0, as in columns of booleans.
                     values[place] = str(int(value)) if isinstance(value, bool) else str(value)
         elif pa.types.is_map(field.type):
             # Arrow takes pairs, fastavro returns dictionaries.

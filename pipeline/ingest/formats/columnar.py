@@ -24,7 +24,7 @@ from pipeline.ingest.spill import Spill
 
 
 def frame_of(batch: pa.RecordBatch | pa.Table, columns: Sequence[str]) -> pl.DataFrame:
-    """``columns`` of ``batch`` as parsing takes them."""
+    """Return ``columns`` of ``batch`` as parsing takes them."""
     named = {}
     for name in columns:
         column = batch.column(name)
@@ -43,7 +43,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def check_types(spec: DataSpec, schema: pa.Schema, label: str) -> None:
-    """Raise DataError for a column of the file ``label`` that holds neither values, lists of such nor maps."""
+    """Raise DataError for a column of the file ``label`` that holds neither values, nor lists of values, nor maps."""
     maps, several = dict[str, SparseSpec](), dict[str, SparseSpec]()
     for feature in spec.sparse:
         if feature.maps:
@@ -113,17 +113,17 @@ def _check_fields(spec: DataSpec, column: str, kind: pa.DataType, label: str) ->
 # Row groups: from, to (None: all that follow).
 Part = tuple[int, int | None]
 WHOLE: Part = (0, None)
-# Rows of a block: of rows wider than a block's bytes allow, too.
+# Minimum rows of a block, even if they are wider than a block's bytes allow.
 LEAST_ROWS = 1024
 
 
 class Columnar(FileFormat):
-    """A row is a place in every column."""
+    """A format of typed columns: a row is a place in every column."""
 
     by_line = False
 
     def blocks(self, stream: BinaryIO, file: LogFile) -> Iterator[Block]:
-        """Rows as they are typed, numbered from 1."""
+        """Yield rows as they are typed, numbered from 1."""
         schema, spec, line = self.schema(stream), file.stored_spec, file.first_line
         # Wrong names and types are reported before any row is decoded.
         require_columns(spec, schema.names, file.label, header=False)
@@ -135,17 +135,17 @@ class Columnar(FileFormat):
 
     @abstractmethod
     def schema(self, stream: BinaryIO) -> pa.Schema:
-        """Names and types of the columns."""
+        """Read names and types of the columns."""
 
     @abstractmethod
     def batches(
         self, stream: BinaryIO, columns: list[str], block_bytes: int, part: Part = WHOLE
     ) -> Iterator[pa.RecordBatch]:
-        """The rows in order, about ``block_bytes`` at a time; of a format that has row groups, those of ``part``."""
+        """Yield the rows in order, about ``block_bytes`` at a time; of a format with row groups, those of ``part``."""
 
     @abstractmethod
     def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
-        """As the file says of itself."""
+        """Count rows as the file says."""
 
 
 class Parquet(Columnar):
@@ -154,11 +154,11 @@ class Parquet(Columnar):
     name = "parquet"
 
     def schema(self, stream: BinaryIO) -> pa.Schema:
-        """From the file's last bytes."""
+        """Read the schema from the file's last bytes."""
         return pq.ParquetFile(stream).schema_arrow
 
     def parts(self, source: BinaryIO, file: LogFile, part_bytes: int) -> list[LogFile]:
-        """Neighbouring row groups, by their uncompressed bytes."""
+        """Group neighbouring row groups by their uncompressed bytes."""
         parts = []
         # The file says how many rows each group has, so the numbers of rows are known before any is read.
         for start, stop, before in row_groups(source, part_bytes):
@@ -168,26 +168,26 @@ class Parquet(Columnar):
     def batches(
         self, stream: BinaryIO, columns: list[str], block_bytes: int, part: Part = WHOLE
     ) -> Iterator[pa.RecordBatch]:
-        """Row groups, cut; those of many columns a few columns at a time."""
+        """Yield row groups, cut; those of many columns a few columns at a time."""
         # A local file is read by Arrow itself, without Python in between.
         file = pq.ParquetFile(pa.OSFile(stream.name) if isinstance(stream, LocalFileOpener) else stream)
         groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
         size = sum(group.total_byte_size for group in groups)
         rows = max(LEAST_ROWS, block_bytes * file.metadata.num_rows // max(1, size))
         wanted = list(range(len(groups)))[slice(*part)]
-        # A row group that is one batch needs no cutting, and few columns little memory.
+        # A row group that is one batch needs no cutting, and few columns need little memory.
         if len(columns) >= MANY and any(groups[number].num_rows > rows for number in wanted):
             yield from cut_groups(file, wanted, columns, rows)
         else:
             yield from file.iter_batches(batch_size=rows, columns=columns, row_groups=wanted)
 
     def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
-        """From the file's last bytes."""
+        """Count rows by the file's last bytes."""
         return int(pq.ParquetFile(stream).metadata.num_rows)
 
 
 def row_groups(stream: BinaryIO, part_bytes: int) -> list[tuple[int, int, int]]:
-    """Runs of a Parquet file's row groups, of about ``part_bytes`` uncompressed: (from, to, rows before them)."""
+    """Return runs of row groups of a Parquet file, about ``part_bytes`` uncompressed: (from, to, rows before them)."""
     metadata = pq.ParquetFile(stream).metadata
     parts, start, first, rows, size = [], 0, 0, 0, 0
     for number in range(metadata.num_row_groups):
@@ -205,13 +205,13 @@ class Orc(Columnar):
     name = "orc"
 
     def schema(self, stream: BinaryIO) -> pa.Schema:
-        """From the file's last bytes."""
+        """Read the schema from the file's last bytes."""
         return orc.ORCFile(stream).schema
 
     def batches(
         self, stream: BinaryIO, columns: list[str], block_bytes: int, part: Part = WHOLE
     ) -> Iterator[pa.RecordBatch]:
-        """Stripes, cut: Arrow reads each as a whole."""
+        """Yield stripes, cut, because Arrow reads each as a whole."""
         file = orc.ORCFile(stream)
         rows = max(LEAST_ROWS, block_bytes * file.nrows // max(1, file.content_length))
         for number in range(file.nstripes):
@@ -220,30 +220,30 @@ class Orc(Columnar):
                 yield stripe.slice(first, rows)
 
     def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
-        """From the file's last bytes."""
+        """Count rows by the file's last bytes."""
         return int(orc.ORCFile(stream).nrows)
 
 
-# Columns from which on a row group is decoded a few at a time.
+# Minimum number of columns of a row group that is decoded a few columns at a time.
 MANY = 128
-# Uncompressed bytes of the columns that are decoded together.
+# Uncompressed bytes of the columns that are decoded together, at most.
 _TOGETHER = 8 << 20
 
 
 def cut_groups(
     file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str], rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of ``groups`` in order, at most ``rows`` at a time, ``columns`` of them, by way of a temporary file.
+    """Yield ``columns`` of the rows of ``groups`` in order, at most ``rows`` at a time, by way of a temporary file.
 
-    To cut a row group into rows, Arrow decodes all of its columns side by side: of each it holds the encoded bytes, the
-    dictionary and a page, which is four times the row group. Here a few columns are decoded at a time, cut, and
+    To cut a row group into rows, Arrow decodes all of its columns side by side, and holds for each the encoded bytes,
+    the dictionary and a page: four times the row group. Here a few columns are decoded at a time, cut, and
     written to a temporary file, from which a batch then takes its part of every column. Memory holds a few columns and
     a batch, however large the row group is.
     """
     for number in groups:
         size, spill = file.metadata.row_group(number).total_byte_size, Spill()
         step = max(file.metadata.num_columns * _TOGETHER // max(size, 1), 1)
-        # Of each set of columns the numbers of its pieces in the temporary file.
+        # Numbers of the pieces in the temporary file, for each set of columns.
         pieces = []
         for at in range(0, len(columns), step):
             table = file.read_row_group(number, list(columns[at : at + step]), use_threads=False)
@@ -251,7 +251,7 @@ def cut_groups(
             for start in range(0, table.num_rows, rows):
                 written.append(spill.write(_packed(table.slice(start, rows))))
             pieces.append(written)
-            # Freed before the next columns are decoded.
+            # Free the columns before the next ones are decoded.
             del table
         for parts in zip(*pieces, strict=True):
             arrays, names = list[pa.Array](), list[str]()
@@ -263,7 +263,7 @@ def cut_groups(
 
 
 def _packed(rows: pa.Table) -> bytes:
-    # An Arrow stream with its schema, for a column may have a dictionary.
+    # Returns an Arrow stream with its schema, because a column may have a dictionary.
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as stream:
         stream.write_table(rows.combine_chunks())

@@ -16,7 +16,7 @@ from pipeline.ingest.schema import CRITEO_COLUMNS, require_columns
 from pipeline.ingest.sources import Block, TextBlock
 from pipeline.ingest.text import LONGEST, TextLayout, header_line, records, text_blocks
 
-# Bytes that are looked at together where records are counted.
+# Bytes that are looked at together when records are counted.
 COUNTED_BYTES = 1 << 22
 
 
@@ -26,7 +26,7 @@ class Delimited(FileFormat):
     by_line = True
 
     def blocks(self, stream: BinaryIO, file: LogFile) -> Iterator[Block]:
-        """Lines that are yet to be taken apart."""
+        """Yield blocks of lines that are yet to be taken apart."""
         lines, spec, has_header = LineReader(stream, file), file.stored_spec, self.header_lines(file.data) > 0
         header = lines.header() if has_header else None
         layout = self.layout(file.data, header)
@@ -50,7 +50,7 @@ class Delimited(FileFormat):
             )
 
     def cut(self, source: BinaryIO, at: int, file: LogFile) -> int | None:
-        """Where the log has quotes: behind a record, which the lines before and after it show without a doubt."""
+        """Find a line's end; in a log with quotes a record's, which the lines around it show without a doubt."""
         line = super().cut(source, at, file)
         header = None
         if self.header_lines(file.data) > 0:
@@ -59,8 +59,8 @@ class Delimited(FileFormat):
         layout = self.layout(file.data, header)
         if line is None or layout.quote is None:
             return line
-        # A line that ends within quotes ends no record. The records around it tell: none is longer than LONGEST, so
-        # reading that much before and after it is enough.
+        # A line that ends within quotes does not end a record. The records around it tell: none is longer than LONGEST,
+        # so reading that much before and after it is enough.
         first = max(line - LONGEST, 0)
         source.seek(first)
         around = source.read(line - first + LONGEST)
@@ -72,7 +72,7 @@ class Delimited(FileFormat):
         return next((first + int(end) for end in ends if first + end >= line), None)
 
     def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
-        """Where the log has quotes: records, which may go over several lines."""
+        """Count lines; in a log with quotes records, which may go over several lines."""
         if self.quote(data) is None:
             return super().rows(stream, data, enough)
         lines = cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20))
@@ -88,7 +88,10 @@ class Delimited(FileFormat):
         return counted
 
     def first_cut(self, text: bytes, file: LogFile) -> int | None:
-        """Where the log has quotes: None if a line behind it opens or closes one, for that may be a record's last."""
+        """Find a line's end; in a log with quotes None if a line after it has an odd number of quotes.
+
+        Such a line may be the last one of a record of several lines.
+        """
         end, quote = super().first_cut(text, file), self.quote(file.data)
         if end is None or quote is None:
             return end
@@ -100,10 +103,10 @@ class Delimited(FileFormat):
 
     @abstractmethod
     def layout(self, data: DataConfig, header: bytes | None) -> TextLayout:
-        """How the fields of a line lie; ``header``: the file's first line, None if the configuration names columns."""
+        """Return how fields lie in a line; ``header``: the file's first line, None if the settings name columns."""
 
     def quote(self, data: DataConfig) -> str | None:
-        """What encloses fields; None where nothing does."""
+        """Return what encloses fields; None if nothing does."""
         return None
 
 
@@ -113,7 +116,7 @@ class Criteo(Delimited):
     name = "criteo"
 
     def layout(self, data: DataConfig, header: bytes | None) -> TextLayout:
-        """By the known names, or those of ``data.columns``."""
+        """Name columns by the known names, or by those of ``data.columns``."""
         return TextLayout(names=tuple(data.columns or CRITEO_COLUMNS), separator="\t", quote=None)
 
 
@@ -123,15 +126,15 @@ class Csv(Delimited):
     name = "csv"
 
     def header_lines(self, data: DataConfig) -> int:
-        """The line of names, where there is one."""
+        """Count the line of names, if there is one."""
         return int(data.header)
 
     def quote(self, data: DataConfig) -> str | None:
-        """The character that the schema names."""
+        """Return the character that the schema names."""
         return data.quote
 
     def layout(self, data: DataConfig, header: bytes | None) -> TextLayout:
-        """By the header, or by ``data.columns``; ConfigError without either."""
+        """Name columns by the header, or by ``data.columns``; ConfigError without either."""
         separator = "\t" if data.separator == "\\t" else data.separator
         if len(separator.encode()) != 1:
             raise ConfigError(
@@ -163,7 +166,7 @@ def _names(header: bytes, separator: str, quote: str | None) -> tuple[str, ...]:
     if not quote:
         return tuple(map(str.strip, text.split(separator)))
     try:
-        # csv reads an empty line as no row: it has one name, the empty one.
+        # csv reads an empty line as no row. Its only name is the empty one.
         names = next(csv.reader([text], delimiter=separator, quotechar=quote), [""])
     except csv.Error as error:
         raise DataError(

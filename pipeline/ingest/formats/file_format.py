@@ -20,10 +20,10 @@ from pipeline.ingest.text import TextLayout, header_line, text_blocks
 class LogFile:
     """One file of a log, or a part of it, whose first line, or row, is number ``first_line``.
 
-    ``start``, ``stop``: of plain text the part's bytes; of a Parquet file its row groups; of a later part of compressed
-    text, ``start`` is the byte of its first member, and ``head`` the first line of the file, for its stream begins with
-    the part. ``first_line`` of text is 1 until the lines before it are counted. ``label``: the file in messages.
-    ``place``: as of ``LogFiles``. ``block_bytes``: uncompressed bytes of a block. ``values``: of columns that its path
+    ``start``, ``stop``: the part's bytes in plain text, its row groups in a Parquet file. In a later part of compressed
+    text, ``start`` is the byte of its first member, and ``head`` the first line of the file, because its stream begins
+    with the part. ``first_line`` of text is 1 until the lines before it are counted. ``label``: the file in messages.
+    ``place``: see ``LogFiles``. ``block_bytes``: uncompressed bytes of a block. ``values``: of columns that its path
     tells.
     """
 
@@ -40,7 +40,7 @@ class LogFile:
 
     @property
     def stored_spec(self) -> DataSpec:
-        """``spec`` with those columns alone that are in the file itself."""
+        """``spec`` with only the columns that are in the file itself."""
         if not self.values:
             return self.spec
         # Files of a partition do not store the columns that their folders tell.
@@ -59,17 +59,17 @@ class FileFormat(ABC):
 
     @abstractmethod
     def blocks(self, stream: BinaryIO, file: LogFile) -> Iterator[Block]:
-        """The rows of ``file``, whose uncompressed bytes are ``stream``, in order.
+        """Yield the rows of ``file``, whose uncompressed bytes are ``stream``, in order.
 
         Raises DataError where the file is of another kind or lacks columns of ``file.spec``.
         """
 
     def parts(self, source: BinaryIO, file: LogFile, part_bytes: int) -> list[LogFile]:
-        """Parts of ``file``, whose bytes are ``source``, of about ``part_bytes`` each, in order."""
+        """Divide ``file``, whose bytes are ``source``, into parts of about ``part_bytes`` each, in order."""
         return [file]
 
     def cut(self, source: BinaryIO, at: int, file: LogFile) -> int | None:
-        """A place of plain text from ``at`` on where a part of ``file`` may end; None where none is near.
+        """Find a place of plain text from ``at`` on where a part of ``file`` may end; None if none is near.
 
         Args:
             source: the file's bytes, read from anywhere.
@@ -83,14 +83,14 @@ class FileFormat(ABC):
         return at + end
 
     def first_cut(self, text: bytes, file: LogFile) -> int | None:
-        """The same of ``text`` that follows what nobody has read: how many of its bytes the part before takes.
+        """Return how many bytes of ``text`` the part before takes; what comes before ``text`` is unread.
 
-        ``text``: SEEN bytes, LONGEST more, and fewer only at the end of the file.
+        ``text``: SEEN bytes and LONGEST more, and fewer only at the end of the file.
         """
         return line_end(text[:SEEN])
 
     def header_lines(self, data: DataConfig) -> int:
-        """Lines before the first row."""
+        """Count the lines before the first row."""
         return 0
 
     def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
@@ -106,7 +106,7 @@ class FileFormat(ABC):
 
 
 def line_end(text: bytes) -> int | None:
-    """Bytes of ``text`` up to the end of its first line that is not blank; None where no such line ends in it.
+    """Count the bytes of ``text`` up to the end of its first line that is not blank; None if no such line ends in it.
 
     Parts end there, so only the file's own end can have blank lines that are no rows.
     """
@@ -117,11 +117,11 @@ def line_end(text: bytes) -> int | None:
     return end.end()
 
 
-# Bytes in which a line must end where parts meet.
+# Bytes within which a line must end where parts meet.
 SEEN = 1 << 20
 _LINE_END = re.compile(rb"[^\r\n]\r*\n")
 _UNPACK = "unpack it, or pack it as .gz, .zst, .bz2 or .xz"
-# First bytes of what is no text: what it is, and what to do.
+# First bytes of files that are not text, with what they are and what to do.
 _NO_TEXT = {
     b"PAR1": ("a Parquet file", "data.format=parquet"),
     b"ORC": ("an ORC file", "data.format=orc"),
@@ -137,7 +137,7 @@ _NO_TEXT = {
 
 
 def require_text(start: bytes, label: str) -> None:
-    """Raise DataError where a file that begins with ``start`` is of a kind that is no text."""
+    """Raise DataError if a file that begins with ``start`` is of a kind that is not text."""
     for mark, (what, hint) in _NO_TEXT.items():
         if start.startswith(mark):
             raise DataError(f"{label} is {what}, expected text", hint=hint)
@@ -147,37 +147,37 @@ BOM = b"\xef\xbb\xbf"
 
 
 class LineReader:
-    """The text of ``file`` in ``stream``: ``header()`` first where it has one, then ``blocks``.
+    """Reads the text of ``file`` in ``stream``: ``header()`` first where it has one, then ``blocks``.
 
-    ``stream`` is that of the part alone where the file has a ``head``.
+    ``stream`` holds the part alone if the file has a ``head``.
     """
 
     def __init__(self, stream: BinaryIO, file: LogFile) -> None:
         self._file, self._headers = file, 0
         self._stream = io.BufferedReader(cast(io.RawIOBase, stream), 1 << 20)
         self._first = io.BufferedReader(io.BytesIO(file.head)) if file.head else self._stream
-        # Only peeked at, for these bytes belong to the header or the first row. A byte order mark belongs to neither:
-        # it would become part of the first name.
+        # Only peek, because these bytes belong to the header or the first row. A byte order mark belongs to neither: it
+        # would become part of the first name.
         start = self._first.peek(8)[:8]
         require_text(start, file.label)
         if start.startswith(BOM):
             self._first.read(len(BOM))
 
     def header(self) -> bytes:
-        """The next line, which is no row."""
+        """Read the next line, which is not a row."""
         self._headers += 1
         return header_line(cast(BinaryIO, self._first), self._file.label)
 
     def start(self) -> bytes:
-        """Some bytes that come next."""
+        """Peek at some of the next bytes."""
         return self._stream.peek(1 << 20)
 
     def blocks(self, layout: TextLayout | None = None) -> Iterator[tuple[bytes, int]]:
-        """Blocks of whole lines of the file's part, each with its first line's number; ``layout``: of whole records."""
+        """Yield blocks of whole lines (with ``layout`` whole records) of the part, with their first line's number."""
         file, first_line = self._file, 1 + self._headers
         if file.start:
             first_line = file.first_line
-            # With a head, the stream has the part alone.
+            # With a head, the stream holds the part alone.
             if not file.head:
                 self._stream.seek(file.start)
         rest = cast(BinaryIO, self._stream)

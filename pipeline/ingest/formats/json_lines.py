@@ -20,9 +20,9 @@ from pipeline.ingest.sources import Block, RawBlock
 from pipeline.ingest.text import LINE_TOO_LONG, TOO_LONG, looks_packed
 from pipeline.ingest.values import Reject, by_halves, elements_of, is_of_rows, not_read, nulls, strings_of
 
-# A first block of fewer lines does not tell that a key is a wrong name: the file's rows may all lack it.
+# A first block of fewer lines does not show that a name is wrong, because all of its rows may lack the key.
 TELLING_LINES = 1000
-# Share of the lines with values of the usual kinds from which the others are taken for broken.
+# Minimum share of lines with values of the usual kinds for the other lines to count as broken.
 USUAL = 0.995
 _BOOLEANS = ("true", "false")
 _NO_OBJECT = "no JSON object"
@@ -35,7 +35,7 @@ class JsonLines(FileFormat):
     name, by_line = "jsonl", True
 
     def blocks(self, stream: BinaryIO, file: LogFile) -> Iterator[Block]:
-        """Lines that are yet to be taken apart."""
+        """Yield blocks of lines that are yet to be taken apart."""
         unseen = not file.start
         for data, line in LineReader(stream, file).blocks():
             if unseen and not data.startswith(TOO_LONG):
@@ -55,7 +55,7 @@ class JsonLines(FileFormat):
 class Several:
     """A column whose fields hold several values: a string is divided by ``separator``, and stays whole without one.
 
-    ``weight_separator``: of a column of maps, between a key and its value; None where it holds lists.
+    ``weight_separator``: divides a key from its value in a column of maps; None for lists.
     """
 
     separator: str | None
@@ -96,7 +96,7 @@ def _require_keys(data: bytes, file: LogFile) -> None:
     columns = list(file.stored_spec.columns)
     keys = []
     for name in columns:
-        # A key as it is written. Where it has characters that writers may escape, any text may be the key.
+        # Search for the key as it is written. If it has characters that writers may escape, any text may be the key.
         plain = name.isascii() and not set(name) & set('"\\/')
         written = f'"{name}"' if plain else '"'
         if written.encode() in data:
@@ -105,7 +105,7 @@ def _require_keys(data: bytes, file: LogFile) -> None:
     if file.stored_spec.label not in missing and (not missing or data.count(b"\n") < TELLING_LINES):
         return
     first = pl.DataFrame()
-    # The first line may be no object.
+    # The first line may not be an object.
     with contextlib.suppress(pl.exceptions.PolarsError):
         first = json_frame(data[: data.find(b"\n") + 1], None)
     others = [name for name in first.columns if name not in keys]
@@ -116,7 +116,7 @@ def _require_keys(data: bytes, file: LogFile) -> None:
 class JsonBlock:
     """Whole lines of one file, the first of them ``first_line``, that are yet to be read as objects.
 
-    ``columns``: the keys that are wanted. ``lists``: those that hold several values a row. ``place``: as of
+    ``columns``: the keys that are wanted. ``lists``: those that hold several values a row. ``place``: see
     ``RawBlock``.
     """
 
@@ -128,13 +128,13 @@ class JsonBlock:
     place: str = ""
 
     def read(self) -> RawBlock:
-        """Return the rows as strings and lists of strings, the other lines aside. Numbers are as written."""
+        """Return the rows as strings and lists of strings, without the other lines. Numbers are as written."""
         try:
             return self._read()
         except (Exception, pl.exceptions.PanicException) as error:
             if not is_of_rows(error):
                 raise
-        # A limit of a parser's own: it costs the lines that meet it.
+        # The parser met a limit of its own, which costs only the lines that exceed it.
         lines = [line + b"\n" for line in self.data.split(b"\n")[:-1]]
         parts, rejects = list[RawBlock](), list[Reject]()
 
@@ -156,8 +156,8 @@ class JsonBlock:
         return replace(parts[0], frame=pl.DataFrame(columns), lines=numbers, rejects=rejects)
 
     def _concat_column(self, parts: list[pl.Series]) -> pl.Series:
-        # One key of all parts, typed as if they had been read as one. Where one part has lists, text is divided into
-        # lists in the others too; where one has text, JSON's true and false are 1 and 0 in the others.
+        # Joins one key of all parts, typed as if they had been read as one. Where one part has lists, text is divided
+        # into lists in the others too; where one has text, JSON's true and false are 1 and 0 in the others.
         parts = list(filter(len, parts)) or parts[:1]
         if len({part.dtype for part in parts}) == 1:
             return pl.concat(parts, rechunk=True)
@@ -178,7 +178,7 @@ class JsonBlock:
         good: Sequence[int] = range(len(lines))
         rejects: list[Reject] = []
         data, frame = self.data, None
-        # Polars skips blank lines, so rows could not be told by the numbers of their lines.
+        # Polars skips blank lines, and then the numbers of rows and lines would differ.
         if all(map(bytes.strip, lines)):
             with contextlib.suppress(pl.exceptions.PolarsError, OSError):
                 frame = json_frame(data, self.columns)
@@ -203,9 +203,9 @@ class JsonBlock:
 
 
 def json_frame(data: bytes, columns: tuple[str, ...] | None) -> pl.DataFrame:
-    """The objects of ``data``: the text of each of ``columns``, or all keys as polars types them (None)."""
-    # Polars would unpack the bytes, which are no rows then. A line may begin like this by chance: callers handle the
-    # error like any of Polars and try fewer lines.
+    """Read the objects of ``data``: the text of each of ``columns``, or all keys as polars types them (None)."""
+    # Polars would unpack the bytes, and then they are not rows. A line may begin like this by chance, so callers handle
+    # the error like any error of Polars, and try fewer lines.
     if looks_packed(data):
         raise pl.exceptions.ComputeError("the text begins like a compressed file")
     schema = None if columns is None else dict.fromkeys(columns, pl.String)
@@ -215,7 +215,7 @@ def json_frame(data: bytes, columns: tuple[str, ...] | None) -> pl.DataFrame:
 
 
 def of_usual_kinds(data: bytes) -> tuple[pl.DataFrame, bytes]:
-    """The objects of ``data``, all keys as polars types them, and their lines.
+    """Read the objects of ``data``, all keys as polars types them; returns them and their lines.
 
     Those with a value of another kind than nearly all lines have are left out: a list in a column of objects, or text
     in one of lists, leaves polars without a type, or with text for the column.
@@ -232,7 +232,7 @@ def of_usual_kinds(data: bytes) -> tuple[pl.DataFrame, bytes]:
     counts = Counter[tuple[str, type]]()
     for of_line in kinds:
         counts.update(of_line.items())
-    # In rising order, so that the most common kind of a key is the one that stays.
+    # Go in rising order, so that the most common kind of a key is the one that stays.
     usual = {}
     for (name, kind), _ in reversed(counts.most_common()):
         usual[name] = kind
@@ -241,14 +241,14 @@ def of_usual_kinds(data: bytes) -> tuple[pl.DataFrame, bytes]:
         if all(usual[name] == kind for name, kind in of_line.items()):
             good.append(line)
     if frame is not None and len(good) < USUAL * len(lines):
-        # A column that is meant to have both.
+        # The column is meant to have both.
         return frame, data
     data = b"\n".join([*good, b""])
     return json_frame(data, None), data
 
 
 def _kinds(line: bytes) -> dict[str, type]:
-    # Of each key of an object that has a value: list, dict, or str for all others.
+    # Returns the kind of each key of an object that has a value: list, dict, or str for all others.
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
@@ -261,7 +261,7 @@ def _kinds(line: bytes) -> dict[str, type]:
 
 
 def object_lines(lines: list[bytes], first: int) -> Iterator[int]:
-    """Numbers of those of ``lines``, counted from ``first``, that are objects: halves are tried until they all are."""
+    """Yield the numbers, from ``first``, of the ``lines`` that are objects: halves are tried until they all are."""
     filled = list(filter(bytes.strip, lines))
     if not filled:
         return
@@ -293,7 +293,7 @@ def _why(line: bytes) -> tuple[str, str]:
 
 
 def _typed(text: pl.Series, data: bytes, several: Several | None) -> pl.Series:
-    # `text` of one key: lists and maps where they are asked for, 1 and 0 for JSON's true and false.
+    # Types `text` of one key: lists and maps where they are asked for, 1 and 0 for JSON's true and false.
     if several is not None and several.maps:
         pairs = [_pairs(value, several) if value is not None else None for value in text]
         return pl.Series(text.name, pairs, dtype=pl.List(pl.Struct({"key": pl.String, "value": pl.String})))
@@ -304,7 +304,7 @@ def _typed(text: pl.Series, data: bytes, several: Several | None) -> pl.Series:
         try:
             return pl.read_ndjson(io.BytesIO(data), schema={text.name: pl.Boolean})[text.name]
         except pl.exceptions.PolarsError:
-            # Strings that spell the words.
+            # The values are strings that spell the words.
             return text
     if not spelt.any():
         return text
@@ -312,11 +312,11 @@ def _typed(text: pl.Series, data: bytes, several: Several | None) -> pl.Series:
 
 
 def with_ones(text: pl.Series, data: bytes) -> pl.Series:
-    """``text`` of one key of every object of ``data``, 1 and 0 for JSON's true and false, which no strings are."""
+    """Return ``text`` of one key of every object of ``data``, with 1 and 0 for JSON's true and false, not strings."""
     lines, values = data.split(b"\n"), text.to_list()
     for number in text.is_in(_BOOLEANS).arg_true():
         value = None
-        # What is nested too deep keeps the word.
+        # A line that is nested too deep keeps the word.
         with contextlib.suppress(ValueError, RecursionError):
             value = json.loads(lines[number]).get(text.name)
         if isinstance(value, bool):
@@ -325,11 +325,11 @@ def with_ones(text: pl.Series, data: bytes) -> pl.Series:
 
 
 def _with_escapes(data: bytes, read: pl.Series) -> pl.Series:
-    # The values `read` of a key of every object of `data`; of lines with escapes, arrays and objects as JSON.
+    # Returns the values `read` of a key of every object of `data`; of lines with escapes, arrays and objects as JSON.
     values = []
     for line, text in zip(data.split(b"\n")[:-1], read, strict=True):
         if b"\\" in line:
-            # A number too long, or what is nested too deep, is no list.
+            # A value with a number that is too long, or nested too deep, is no list.
             with contextlib.suppress(ValueError, RecursionError):
                 text = _text(json.loads(line).get(read.name))
         values.append(text)
@@ -357,7 +357,7 @@ def _text(value: object) -> str | None:
         return json.dumps(value)
     if value.isascii():
         return value
-    # Half of a character, which no text may hold, is \0, as Polars has it.
+    # Half of a surrogate pair, which text may not hold, becomes \0, as in Polars.
     return _HALF_CHARACTER.sub("\0", value)
 
 

@@ -13,7 +13,7 @@ from pipeline.models.layers.perceptron import Logit, compute_dtype, mlp
 
 def pair_products(vectors: Tensor) -> Tensor:
     """Return the sum of the dot products of all pairs of ``vectors`` [B, m, D]: [B]."""
-    # By the square of the sum: the second-order term of a factorisation machine (Rendle 2010, lemma 3.1).
+    # Use the square of the sum: the second-order term of a factorisation machine (Rendle 2010, lemma 3.1).
     return 0.5 * (vectors.sum(1).square() - vectors.square().sum(1)).sum(1)
 
 
@@ -25,7 +25,7 @@ def with_own_weights(embeddings: Tensor, count: int = 1) -> tuple[Tensor, Tensor
 
     Args:
         embeddings: [B, V, D].
-        count: The number of weights an id has.
+        count: The number of weights of an id.
 
     Returns:
         The weights, added up over V, [B, count]; and the rest, [B, V, D - count].
@@ -49,7 +49,7 @@ class BilinearLogit(nn.Module):
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:
         logits: Tensor = self.linear(torch.cat([first, second], dim=1))
-        # Each head sees its share of both streams only, so the products cost 1 / ``heads`` of a full bilinear form.
+        # Each head only sees its share of both streams, so the products cost 1 / ``heads`` of a full bilinear form.
         pairs = zip(self.heads, first.split(self.sizes[0], 1), second.split(self.sizes[1], 1), strict=True)
         for head, one, other in pairs:
             logits = logits + (one * head(other)).sum(1)
@@ -135,7 +135,7 @@ Pair = tuple[int, int]
 
 
 def _pair_maps(vectors: int, dim: int, dropped: Collection[Pair]) -> tuple[Tensor, Tensor]:
-    # Positions of the pairs i > j in a flat [V, V] matrix.
+    # Returns positions of the pairs i > j in a flat [V, V] matrix, and the output column of each cell of the matrix.
     low = torch.tril_indices(vectors, vectors, -1)
     pairs = low[0] * vectors + low[1]
     if dropped:
@@ -143,8 +143,8 @@ def _pair_maps(vectors: int, dim: int, dropped: Collection[Pair]) -> tuple[Tenso
         gone = torch.tensor([max(pair) * vectors + min(pair) for pair in dropped])
         stays = ~torch.isin(pairs, gone)
         low, pairs = low[:, stays], pairs[stays]
-    # For each cell of the matrix the output column that feeds it. Those of the diagonal and of dropped pairs point at
-    # column 0, which the backward pass replaces by zeros.
+    # For each cell of the matrix, find the output column that feeds it. Cells of the diagonal and of dropped pairs
+    # point at column 0, which the backward pass replaces by zeros.
     columns = dim + torch.arange(pairs.numel())
     cells = torch.zeros(vectors, vectors, dtype=torch.int64)
     cells[low[0], low[1]] = columns
@@ -178,7 +178,7 @@ class _DotInteraction(torch.autograd.Function):
         else:
             symmetric = _gather(grad, cells, grad.new_empty(len(grad), cells.numel()))
         if 2 * (grad.shape[1] - dim) < count * (count - 1):
-            # Cells of dropped pairs point at column 0.
+            # Cells of dropped pairs point at column 0, so set them to 0.
             symmetric = symmetric * (cells > 0)
         symmetric = symmetric.view(-1, count, count)
         symmetric.diagonal(dim1=1, dim2=2).zero_()
@@ -189,24 +189,24 @@ class _DotInteraction(torch.autograd.Function):
 
 
 def _gather(values: Tensor, columns: Tensor, out: Tensor) -> Tensor:
-    # out = values[:, columns]
+    # Computes out = values[:, columns].
     source, target = values, out
     if values.dtype in (torch.bfloat16, torch.float16):
-        # As integers: PyTorch would gather 16-bit floats through a float32 copy.
+        # View the values as integers, since PyTorch would gather 16-bit floats through a float32 copy.
         source, target = values.view(torch.int16), out.view(torch.int16)
     torch.gather(source, 1, columns.expand(len(source), -1), out=target)
     return out
 
 
 class _CompiledInteraction(torch.autograd.Function):
-    # By the compiled kernels, without a copy of the vectors; ``first``: [B, D] or None.
+    # Runs the compiled kernels, without a copy of the vectors; ``first`` is [B, D] or None.
 
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, first: Tensor | None, kernels: Any) -> Tensor:
         samples, count, dim = vectors.shape
         like = vectors
         if first is not None:
-            # The bottom MLP's output is bf16 under autocast, and so is the result then.
+            # The bottom MLP's output is bf16 under autocast, and the result must have the same dtype.
             like = first
             count += 1
         out = like.new_empty(samples, dim + count * (count - 1) // 2)
@@ -231,8 +231,8 @@ class _CompiledInteraction(torch.autograd.Function):
 class DotInteraction(nn.Module):
     """forward(vectors [B, V, D]) -> the first vector and the dot products of all pairs: [B, D + V * (V - 1) / 2].
 
-    ``dropped``: pairs of vectors, by number, that are left out. ``kernels``: ``load_kernels("steps")``, which do
-    it on a CPU where no pair is left out; None: PyTorch does.
+    ``dropped`` has the pairs of vectors, by number, that are left out. ``kernels`` is ``load_kernels("steps")``, which
+    computes it on a CPU if no pair is left out; None: PyTorch does.
     """
 
     pairs: Tensor
@@ -250,10 +250,10 @@ class DotInteraction(nn.Module):
     def forward(self, vectors: Tensor, first: Tensor | None = None) -> Tensor:
         """Return [B, ``width``] in the dtype of ``vectors``; pairs in the order (1,0), (2,0), (2,1), ...
 
-        ``first`` [B, D] comes in front of the ``vectors`` [B, V - 1, D], and the result has its dtype.
+        ``first`` [B, D] is put in front of the ``vectors`` [B, V - 1, D], and the result has its dtype.
         """
         if self.whole and not torch.compiler.is_compiling() and self.kernels is not None:
-            # The kernel reads raw memory: float32 on a CPU, each sample's values adjacent.
+            # The kernel reads raw memory: float32 on a CPU, with each sample's values adjacent.
             fits = vectors.dtype == torch.float32 and vectors.device.type == "cpu"
             fits = fits and vectors.stride()[1:] == (vectors.shape[2], 1)
             if first is not None:
@@ -268,7 +268,7 @@ class DotInteraction(nn.Module):
 class Vectors(nn.Module):
     """forward(dense [B, n], embeddings [B, V, D]) -> [B, V + 1, D]: an MLP's output on the dense features comes first.
 
-    Without dense features it is [B, V, D]. ``count``: of the vectors that come out.
+    Without dense features it is [B, V, D]. ``count`` is the number of output vectors.
     """
 
     def __init__(self, dense: int, vectors: int, dim: int, hidden: Sequence[int]) -> None:
@@ -286,7 +286,7 @@ class Vectors(nn.Module):
 
 
 class VectorLinear(nn.Linear):
-    """forward(vectors [B, m, D]) -> [B, k, D]: sums of the vectors, by learnt weights and a bias for each."""
+    """forward(vectors [B, m, D]) -> [B, k, D]: sums of the vectors, with learnt weights and a bias for each."""
 
     def forward(self, vectors: Tensor) -> Tensor:
         return super().forward(vectors.mT).mT
@@ -306,7 +306,7 @@ def concat_vectors(dense: Tensor, embeddings: Tensor) -> Tensor:
 
 
 def concat_parts(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate ``parts`` along dimension 1; one part is not copied."""
+    """Concatenate ``parts`` along dimension 1; a single part is not copied."""
     if len(parts) == 1:
         return parts[0]
     return torch.cat(list(parts), dim=1)

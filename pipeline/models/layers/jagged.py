@@ -1,9 +1,9 @@
-"""Values of events of which every sample has its own number, one after the other: no padding.
+"""Values of events without padding: every sample has its own number of them, one sample after the other.
 
-Attention among the events of each sample: products of events with weights are over all events at once. Products of
-events with events are quadratic in a sample's length: samples of like length are taken together and filled up to the
-longest of them (``Grids``), so that what is padded is bounded by the step between two lengths, whatever the longest
-sample is. Where only the newest event asks, as in the last layer of a model that wants one vector a sample, the work is
+In attention among the events of each sample, products of events with weights cover all events at once. Products of
+events with events are quadratic in a sample's length, so samples of similar length are taken together and padded to the
+longest of them (``Grids``). This bounds the padding by the step between two lengths, whatever the longest sample is.
+Where only the newest event has a query, as in the last layer of a model that needs one vector per sample, the work is
 linear and nothing is padded.
 """
 
@@ -23,10 +23,10 @@ from pipeline.models.layers.perceptron import mlp
 
 @dataclass(frozen=True)
 class Jagged:
-    """The places of n events. ``rows`` [n] int64: each one's sample, rising; ``lengths`` [B] int64, none is 0.
+    """The places of n events. ``rows`` [n] int64 has each one's sample, rising; ``lengths`` [B] int64, none is 0.
 
-    ``offsets`` [B]: the first event of each sample. ``even``: what is made of a sample must not depend on the others by
-    as much as a rounding.
+    ``offsets`` [B] has the first event of each sample. ``even``: results for a sample must not depend on other samples,
+    not even by rounding.
     """
 
     rows: Tensor
@@ -39,17 +39,17 @@ class Jagged:
         """Find the places of events.
 
         Args:
-            rows: The sample of each event, int64 [n], rising; every sample has an event at least.
+            rows: The sample of each event, int64 [n], rising; every sample has at least one event.
             samples: The number of samples.
             even: See the class.
         """
-        # Not ``bincount``: its result's size depends on values, which export does not know.
+        # Do not use ``bincount``: its result's size depends on values, which export does not know.
         lengths = torch.zeros(samples, dtype=torch.int64, device=rows.device)
         lengths = lengths.index_add(0, rows, torch.ones_like(rows))
         return Jagged(rows, lengths, lengths.cumsum(0) - lengths, even)
 
     def of_samples(self, values: Tensor) -> Tensor:
-        """Return for each event what ``values`` [B, D] have of its sample: [n, D]."""
+        """Return for each event what ``values`` [B, D] have for its sample: [n, D]."""
         return cast(Tensor, _Spread.apply(values, self.rows, self.offsets))
 
     def sum(self, values: Tensor) -> Tensor:
@@ -58,7 +58,7 @@ class Jagged:
 
     def softmax(self, scores: Tensor) -> Tensor:
         """Return the softmax of ``scores`` [n, H] within every sample: [n, H]."""
-        # The highest score is subtracted, so that no power overflows. It cancels out, so it needs no gradient.
+        # Subtract the highest score, so that no power overflows. It cancels out, so it needs no gradient.
         highest = scores.detach().new_full((self.lengths.shape[0], scores.shape[1]), -torch.inf)
         highest = highest.scatter_reduce(0, self.rows[:, None].expand_as(scores), scores.detach(), "amax")
         powers = (scores - highest.index_select(0, self.rows)).exp()
@@ -69,12 +69,12 @@ class Jagged:
         return values.index_select(0, self.offsets + self.lengths - 1)
 
     def followed_by(self, values: Tensor, last: Tensor) -> tuple[Tensor, Jagged]:
-        """Put one more event, ``last`` [B, D], behind each sample's ``values`` [n, D]; also returns the new places."""
+        """Append one event, ``last`` [B, D], to each sample's ``values`` [n, D]; also returns the new places."""
         samples = torch.arange(self.lengths.shape[0], device=self.rows.device)
         events = torch.arange(self.rows.shape[0], device=self.rows.device)
-        # s new events lie before sample s, so its events move by s places; its own new event comes behind them.
+        # Sample s has s new events before it, so its events move by s places; its own new event follows them.
         places = torch.cat([events + self.rows, self.offsets + self.lengths + samples])
-        # The inverse permutation: for each place, its row in the concatenation of ``values`` and ``last``.
+        # Invert the permutation: for each place, find its row in the concatenation of ``values`` and ``last``.
         source = torch.zeros_like(places).scatter(0, places, torch.arange(places.shape[0], device=places.device))
         rows = torch.cat([self.rows, samples]).index_select(0, source)
         joined = torch.cat([values, last]).index_select(0, source)
@@ -82,25 +82,25 @@ class Jagged:
 
     @property
     def ages(self) -> Tensor:
-        """How many events of the same sample are newer than each, [n] int64: 0 is the newest."""
+        """Return how many events of the same sample are newer than each, [n] int64: 0 is the newest."""
         ends = self.offsets + self.lengths
         return ends[self.rows] - 1 - torch.arange(self.rows.shape[0], device=self.rows.device)
 
     @cached_property
     def grids(self) -> Grids:
-        """The samples in grids, made once for all layers."""
+        """The samples in grids, which are made once for all layers."""
         return Grids.of(self.lengths, self.offsets, even=self.even)
 
 
 def wide(values: Tensor) -> Tensor:
-    """Return ``values`` in float32 at least: what layers under autocast give is bf16."""
+    """Return ``values`` in at least float32, since layers under autocast return bf16."""
     if values.dtype in (torch.bfloat16, torch.float16):
         return values.float()
     return values
 
 
 class EventWeights(nn.Module):
-    """forward(weights [n, H]) -> the same: what events weigh in their samples' vectors. A hook sees them here."""
+    """forward(weights [n, H]) -> the same: the weights of events in their samples' vectors. Hooks see them here."""
 
     def forward(self, weights: Tensor) -> Tensor:
         return weights
@@ -140,21 +140,21 @@ def _sum_by_sample(values: Tensor, rows: Tensor, offsets: Tensor) -> Tensor:
     return torch.nn.functional.embedding_bag(events, values, offsets, mode="sum")
 
 
-# A score whose SiLU is 0.
+# A score so low that its SiLU is 0.
 _NEVER = -1e4
 
 
 class Weights(Protocol):
-    """What scores of keys become as weights of their values."""
+    """Turns scores of keys into weights of their values."""
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
         """Weigh the values up to each place of a grid, which is padded.
 
         Args:
             query: [b, H, L, e], as ``key``.
-            key: What queries are multiplied by.
-            value: What is weighed, [b, H, L, d].
-            lengths: Events of each sample, [b, 1, 1, 1].
+            key: The keys, which queries are multiplied by.
+            value: The values to weigh, [b, H, L, d].
+            lengths: The events of each sample, [b, 1, 1, 1].
 
         Returns:
             [b, H, L, d].
@@ -165,37 +165,37 @@ class Weights(Protocol):
 
         Args:
             scores: [..., keys].
-            distance: Events from key to query.
-            known: Where there is a key; the weight is 0 elsewhere.
-            lengths: Events of the sample.
+            distance: The number of events from key to query.
+            known: Whether there is a key; the weight is 0 elsewhere.
+            lengths: The events of the sample.
         """
 
     def of_newest(self, scores: Tensor, jagged: Jagged) -> Tensor:
-        """Weights [n, H] of the ``scores`` [n, H] that every event has for its sample's newest one."""
+        """Return weights [n, H] from the ``scores`` [n, H] that every event has for its sample's newest one."""
 
 
 def causal(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: Weights, longest: int) -> Tensor:
-    """Weigh for each event the values of the sample's events up to it.
+    """For each event, weigh the values of its sample's events up to it.
 
     Args:
         query: [n, H, e], as ``key``.
-        key: What queries are multiplied by.
-        value: What is weighed, [n, H, d].
+        key: The keys, which queries are multiplied by.
+        value: The values to weigh, [n, H, d].
         jagged: The places of the n events.
-        weights: What scores become.
-        longest: Events of a sample at most.
+        weights: How scores become weights.
+        longest: The most events of a sample.
 
     Returns:
         [n, H, d].
     """
     if torch.compiler.is_exporting():
-        # Grids depend on lengths, which a program does not know.
+        # Grids depend on lengths, which an exported program does not know.
         return _windows(query, key, value, jagged, weights, longest)
     grids, widths = jagged.grids, [query.shape[2], key.shape[2], value.shape[2]]
     filled = torch.cat([query, key, value], dim=2).index_select(0, grids.events)
     parts = list[Tensor]()
     for part, (samples, most), lengths in zip(grids.split(filled), grids.sizes, grids.lengths, strict=True):
-        # [b, H, L, d] each. What fills a sample up is behind its events, so that none of them sees it.
+        # The parts are [b, H, L, d] each. Padding follows a sample's events, so that none of them sees it.
         q, k, v = part.view(samples, most, *filled.shape[1:]).transpose(1, 2).split(widths, dim=3)
         attended = weights.attend(q, k, v, lengths[:, None, None, None])
         parts.append(attended.transpose(1, 2).flatten(0, 1))
@@ -203,9 +203,9 @@ def causal(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: W
 
 
 def newest(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: Weights) -> Tensor:
-    """Weigh the values of each sample's events for its newest one alone, which asks with ``query`` [B, H, e].
+    """Weigh the values of each sample's events for its newest one alone, whose query is ``query`` [B, H, e].
 
-    As ``causal`` for that event, but linear in the number of events: n scores a head, no grid and no padding.
+    This equals ``causal`` for that event, but is linear in the number of events: n scores per head, and no padding.
 
     Returns:
         [B, H, d].
@@ -217,12 +217,12 @@ def newest(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: W
 
 
 def _select_rows(values: Tensor, rows: Tensor) -> Tensor:
-    # values[rows]. The backward pass of an index would sort the rows, that of ``index_select`` does not.
+    # Returns values[rows]. The backward pass of an index would sort the rows, that of ``index_select`` does not.
     return values.index_select(0, rows.flatten()).unflatten(0, rows.shape)
 
 
 def _windows(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights: Weights, longest: int) -> Tensor:
-    # As causal, over the longest events up to each: every event has as many keys.
+    # Does the same as ``causal`` over the ``longest`` events up to each, so that every event has as many keys.
     position = torch.arange(key.shape[0], device=key.device)
     distance = torch.arange(longest, device=key.device)
     known = distance <= (position - jagged.offsets[jagged.rows])[:, None]
@@ -234,7 +234,7 @@ def _windows(query: Tensor, key: Tensor, value: Tensor, jagged: Jagged, weights:
 
 
 class SoftmaxWeights(nn.Module):
-    """Shares of one, by the scores divided by the root of the ``width`` of a head (Vaswani et al. 2017)."""
+    """Weights that add up to one, by the scores divided by the root of a head's ``width`` (Vaswani et al. 2017)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -257,7 +257,7 @@ class SoftmaxWeights(nn.Module):
 class SiluWeights(nn.Module):
     """SiLU of score and a learned bias by distance, divided by the number of events (HSTU, arXiv 2402.17152, eq. 2).
 
-    Such weights do not add up to one: how many events fit tells how strong an interest is.
+    Such weights do not add up to one: how many events fit shows how strong an interest is.
     """
 
     def __init__(self, heads: int, longest: int) -> None:
@@ -268,12 +268,13 @@ class SiluWeights(nn.Module):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, lengths: Tensor) -> Tensor:
         """See ``Weights``."""
         scores = wide(query @ key.mT)
-        # The biases as a matrix from query to key, [H, L, L], _NEVER for keys after the query. Distances beyond those
-        # with a bias only occur in the padding, so their bias is 0.
+        # The biases form a matrix from query to key, [H, L, L], with _NEVER for keys after the query. Distances beyond
+        # those with a bias only occur in the padding, so their bias is 0.
         events = query.shape[2]
         later = self.bias.new_full((self.bias.shape[0], events - 1), _NEVER)
         known = nn.functional.pad(self.bias[:, :events], (0, max(0, events - self.bias.shape[1])))
-        # Each row is the one above it, shifted by one: windows of one vector, from the farthest key to the last one.
+        # Each row is the one above it shifted by one, so take windows of one vector, from the farthest key to the last
+        # one.
         by_distance = torch.cat([known.flip(1), later], dim=1)
         scores = scores.add_(by_distance.unfold(1, events, 1).flip(1))
         return (nn.functional.silu(scores).to(value.dtype) @ value) / lengths
@@ -290,13 +291,13 @@ class SiluWeights(nn.Module):
         return shares
 
 
-# More than a kernel's tile has.
+# Numbers of rows are padded to a multiple of this, which is more than the rows of a kernel's tile.
 EVEN_ROWS = 64
 
 
 def fillers(events: int, samples: int) -> tuple[int, int]:
     """Return the events and samples to add, of one event or two each, to make both multiples of ``EVEN_ROWS``."""
-    # Kernels multiply the last few rows of a matrix by other steps, whose sums may differ in the last bit. Where all
+    # Kernels multiply the last few rows of a matrix in other steps, whose sums may differ in the last bit. If all
     # samples have one event, so have the added ones.
     added = -samples % EVEN_ROWS + EVEN_ROWS
     return added + -(events + added) % EVEN_ROWS, added
@@ -305,9 +306,9 @@ def fillers(events: int, samples: int) -> tuple[int, int]:
 class SequenceVector(nn.Module):
     """forward(columns [n, w] each, rows [n], candidates [B, w] or None each, B) -> [B, ``dim``] float32.
 
-    An event's columns, side by side, are brought to width ``dim``; to this comes a vector of its place, counted from
-    the newest event. The target is what the same projection makes of the candidate's embeddings in the tables that the
-    events share; columns without such have zeros. ``age``: the column of the ages, where ``block`` wants them too.
+    The columns of an event, side by side, are projected to width ``dim``, and a vector of its place is added, counted
+    from the newest event. The target is the same projection of the candidate's embeddings in the tables that the events
+    share, with zeros for other columns. ``age`` is the column of the ages, if ``block`` uses them.
     """
 
     def __init__(
@@ -327,7 +328,7 @@ class SequenceVector(nn.Module):
         self.block, self.targeted, self.age = block, targeted, age
 
     def start(self, seed: int) -> None:
-        """Draw the vectors of the places from ``seed``: as large as those of events."""
+        """Draw the vectors of the places from ``seed``, as large as those of events."""
         if self.places is not None and not self.places.is_meta:
             generator = torch.Generator().manual_seed(seed)
             with torch.no_grad():
@@ -341,14 +342,14 @@ class SequenceVector(nn.Module):
 
         Args:
             columns: Embeddings of the events [n, width].
-            rows: Sample of each event, [n].
-            candidates: Embeddings of the samples in the tables that columns share, [samples, width].
-            samples: Their number.
+            rows: The sample of each event, [n].
+            candidates: The samples' embeddings in the tables that columns share, [samples, width].
+            samples: The number of samples.
         """
         if self.training or torch.compiler.is_exporting():
             return self._encode(columns, candidates, Jagged.of(rows, samples))
-        # Outside of training, a vector must not depend on the other samples, not even by rounding: a score is the same
-        # in a batch of one and in a file of millions.
+        # Outside of training, a vector must not depend on the other samples, not even by rounding: a score must be the
+        # same in a batch of one and in a file of millions.
         more_events, more_samples = fillers(len(rows), samples)
         columns = [nn.functional.pad(column, (0, 0, 0, more_events)) for column in columns]
         padded: list[Tensor | None] = []
@@ -386,7 +387,7 @@ class SelfAttention(nn.Module):
 
     forward(vectors [B, m, D]) -> [B, m, D]: a layer of a transformer's encoder; ``heads`` divides D.
 
-    Written as plain products, which the planner counts alike on every device.
+    It uses plain products, which the planner counts alike on every device.
     """
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -404,13 +405,13 @@ class SelfAttention(nn.Module):
         query, key, value = by_head
         scores = torch.softmax(query @ key.mT / math.sqrt(query.shape[-1]), dim=-1)
         joined = (scores @ value).transpose(1, 2).flatten(2)
-        # Post-norm, as in the paper; sequence encoders are pre-norm (``TransformerLayer``).
+        # The norms come after the sums, as in the paper; sequence encoders have them before (``TransformerLayer``).
         seen = self.first_norm(vectors + self.output(joined))
         result: Tensor = self.second_norm(seen + self.forward_part(seen))
         return result
 
 
-# Widths of grids between two powers of two, and the least step between two widths.
+# The number of grid widths between two powers of two, and the least step between two widths.
 _STEPS, _SHORTEST = 4, 8
 
 
@@ -418,8 +419,8 @@ _STEPS, _SHORTEST = 4, 8
 class Grids:
     """Grids of ``sizes`` (b samples, L events), one after the other; c cells in all.
 
-    ``events`` [c]: the event in each cell; a cell that fills a sample up, behind its last event, has its first one.
-    ``cells`` [n]: the cell of each event. ``lengths``: of the samples of each grid, [b].
+    ``events`` [c] has the event in each cell; a padding cell, after a sample's last event, has its first one. ``cells``
+    [n] has the cell of each event. ``lengths`` are those of the samples of each grid, [b].
     """
 
     sizes: tuple[tuple[int, int], ...]
@@ -431,11 +432,11 @@ class Grids:
     def of(lengths: Tensor, offsets: Tensor, *, even: bool = False) -> Grids:
         """Make grids of samples of ``lengths`` [B], whose first events are at ``offsets`` [B].
 
-        A grid is wider than its shortest sample by a quarter, or by ``_SHORTEST`` - 1 events, at most. ``even``: the
-        width of a sample's grid depends on its own length alone, not on what other samples there are.
+        A grid is wider than its shortest sample by at most a quarter, or by ``_SHORTEST`` - 1 events. With ``even``,
+        the width of a sample's grid depends only on its own length, and not on other samples.
         """
-        # 1. Lengths rounded up to the next of _STEPS widths between two powers of two; samples of like length are
-        # neighbours.
+        # 1. Round lengths up to the next of _STEPS widths between two powers of two, and sort, so that samples of
+        # similar length are neighbours.
         power = torch.log2(lengths.float()).floor().long()
         step = torch.bitwise_left_shift(torch.ones_like(lengths), power) // _STEPS
         step = step.clamp(min=_SHORTEST)
@@ -443,12 +444,12 @@ class Grids:
         order = torch.argsort(rounded, stable=True)
         samples = torch.unique_consecutive(rounded[order], return_counts=True)[1].tolist()
 
-        # 2. The width of each grid.
+        # 2. Find the width of each grid.
         grid_lengths = lengths[order].split(samples)
         widest = rounded[order].split(samples) if even else grid_lengths
         longest = [int(part.max()) for part in widest]
 
-        # 3. The sample and the position of each cell, and which cells have an event.
+        # 3. Find the sample and the position of each cell, and which cells have an event.
         counts = torch.tensor(samples, device=order.device)
         widths = torch.tensor(longest, device=order.device).repeat_interleave(counts)
         sample = torch.repeat_interleave(widths)

@@ -1,6 +1,6 @@
-"""Layers of several tasks behind the last hidden layer of a ranker: experts, gates, and a logit for each task.
+"""Layers of several tasks on top of a ranker's last hidden layer: experts, gates, and a logit for each task.
 
-Everything a task's loss needs is a logit [B] for it; column 0 is the main task's.
+All that a task's loss needs is a logit [B] for it; column 0 is the main task's.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pipeline.specs.model import TaskInput
 class TaskHeads(nn.Module):
     """forward(hidden [B, width]) -> logits [B, T] in float32: ``mix`` gives each task its input, its own MLP follows.
 
-    ``mix``: hidden -> T tensors [B, w]; None: all tasks take ``hidden``.
+    ``mix`` maps hidden to T tensors [B, w]; None: all tasks take ``hidden``.
     """
 
     def __init__(self, width: int, tasks: int, task_mlp: Sequence[int], mix: nn.Module | None = None) -> None:
@@ -48,11 +48,12 @@ class TaskHeads(nn.Module):
 
 
 class ChainedHeads(TaskHeads):
-    """``TaskHeads`` in which a task's own logit is that of its happening *given* another one (ESMM, section 2.3)."""
+    """``TaskHeads`` in which a task's own logit is conditional on another, *given* task (ESMM, section 2.3)."""
 
     def __init__(self, width: int, tasks: Sequence[TaskInput], task_mlp: Sequence[int]) -> None:
         super().__init__(width, len(tasks), task_mlp)
-        # Column numbers. A given task comes before those that depend on it, so its joint logit is known by then.
+        # These are column numbers. A given task comes before those that depend on it, so its joint logit is known by
+        # then.
         columns = {task.name: column for column, task in enumerate(tasks)}
         self.given: list[int | None] = []
         for task in tasks:
@@ -73,19 +74,20 @@ class ChainedHeads(TaskHeads):
 
     def start_at(self, logits: Sequence[float]) -> None:
         """See ``TaskHeads.start_at``."""
-        # The heads' own logits are conditional, the wanted ones joint: P(own | given) = P(both) / P(given).
+        # The heads' own logits are conditional, but the wanted ones are joint: P(own | given) = P(both) / P(given).
         rates = torch.tensor(list(logits), dtype=torch.float64).sigmoid()
         conditional = []
         for rate, given in zip(rates, self.given, strict=True):
             if given is not None:
-                # A sample of rows may have as many of the task as of the given one, or none: both have finite logits.
+                # A sample of rows may have as many of the task as of the given one, or none, so clamp both to finite
+                # logits.
                 rate = (rate / rates[given]).clamp(1e-6, 1 - 1e-6)
             conditional.append(float(torch.logit(rate)))
         super().start_at(conditional)
 
 
 class GatedMixture(nn.Module):
-    """forward(context [B, c], experts [B, n, w]) -> [B, w]: their mean by a softmax gate on ``context``."""
+    """forward(context [B, c], experts [B, n, w]) -> [B, w]: the experts' mean by a softmax gate on ``context``."""
 
     def __init__(self, context: int, experts: int) -> None:
         super().__init__()
@@ -115,8 +117,8 @@ class MixtureOfExperts(nn.Module):
 class ExtractionLevel(nn.Module):
     """One level of PLE: forward(inputs, T + 1 tensors [B, width]) -> T + 1 tensors [B, w]; the last are shared ones.
 
-    A task's gate mixes its own experts and the shared ones; the shared gate mixes all experts (figure 5). ``last``: no
-    shared output, which nothing would take.
+    A task's gate mixes its own experts and the shared ones; the shared gate mixes all experts (figure 5). The ``last``
+    level has no shared output, since nothing would take it.
     """
 
     def __init__(
@@ -124,7 +126,8 @@ class ExtractionLevel(nn.Module):
     ) -> None:
         super().__init__()
         widths = [width, *expert_mlp]
-        # Each task's own experts, then the shared ones; gates likewise. Names of parameters depend on this order.
+        # Each task's own experts come first, then the shared ones; gates likewise. Names of parameters depend on this
+        # order.
         counts = [*[own_experts] * tasks, experts]
         self.experts = nn.ModuleList()
         for count in counts:
@@ -136,16 +139,16 @@ class ExtractionLevel(nn.Module):
         self.width = widths[-1]
 
     def forward(self, inputs: list[Tensor]) -> list[Tensor]:
-        # 1. The experts' outputs, each group on its own input: [B, experts of the group, w].
+        # 1. Run the experts, each group on its own input: [B, experts of the group, w].
         outputs = []
         for experts, value in zip(self.experts, inputs, strict=True):
             outputs.append(torch.stack([expert(value) for expert in experts], dim=1))  # type: ignore[attr-defined]
 
-        # 2. What each gate may choose from: a task's own experts and the shared ones, or all of them.
+        # 2. Collect what each gate may choose from: a task's own experts and the shared ones, or all of them.
         mixed = [torch.cat([task_outputs, outputs[-1]], dim=1) for task_outputs in outputs[:-1]]
         mixed.append(torch.cat(outputs, dim=1))
 
-        # 3. The gates. Not strict: the last level has none for the shared experts.
+        # 3. Run the gates. The zip is not strict, since the last level has no gate for the shared experts.
         values = []
         for gate, value, choice in zip(self.gates, inputs, mixed, strict=False):
             values.append(gate(value, choice))
@@ -168,7 +171,7 @@ class Extraction(nn.Module):
         self.width = width
 
     def forward(self, hidden: Tensor) -> list[Tensor]:
-        # All groups of the first level take the ranker's hidden layer; later ones have inputs of their own.
+        # All groups of the first level take the ranker's hidden layer; later ones have their own inputs.
         values = [hidden] * (self.tasks + 1)
         for level in self.levels:
             values = level(values)

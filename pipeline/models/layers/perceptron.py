@@ -24,13 +24,13 @@ class BatchNorm(nn.Module):
 
     Ioffe and Szegedy (2015, arXiv 1502.03167), algorithm 2 in evaluation. ``combine`` adds up the sums of all ranks,
     differentiably. ``rows`` [B, 1] is 1 for real rows and 0 for padding (None: all are real): without it the few rows
-    of an epoch's last batch would drown in copies of one.
+    of an epoch's last batch would be outweighed by copies of one.
     """
 
     def __init__(self, width: int, combine: Callable[[Tensor], Tensor] = lambda sums: sums) -> None:
         super().__init__()
         self.weight, self.bias = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width))
-        # Parameters without a gradient, so that checkpoints have them.
+        # These are parameters without a gradient, so that checkpoints have them.
         self.mean = nn.Parameter(torch.zeros(width), requires_grad=False)
         self.variance = nn.Parameter(torch.ones(width), requires_grad=False)
         self.combine = combine
@@ -48,34 +48,35 @@ class BatchNorm(nn.Module):
         return ((exact - mean) * scale + self.bias).to(values.dtype)
 
     def _statistics(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        # Mean and variance over all ranks' rows; the running ones follow them.
+        # Returns mean and variance over all ranks' rows, which the running ones follow.
         rows = self.rows.to(values.dtype) if self.rows is not None else torch.ones_like(values[:, :1])
-        # Sums about the running mean: a variance beside a large mean would be lost.
+        # Sum deviations from the running mean, since a variance beside a large mean would be lost.
         start = self.mean.detach().clone()
         deviations = (values - start) * rows
         counts = torch.stack([rows.sum(), torch.ones_like(rows).sum()])
         width = values.shape[1]
-        # One vector with all sums, so that a layer needs one collective, not three.
+        # Put all sums into one vector, so that a layer needs one collective, not three.
         sums = self.combine(torch.cat([deviations.sum(0), deviations.square().sum(0), counts]))
         count = sums[-2]
         shift = sums[:width] / count
         variance = (sums[width : 2 * width] / count - shift.square()).clamp(min=0)
         with torch.no_grad():
-            # A batch that is padded in part moves the running statistics by that much less.
+            # A partly padded batch moves the running statistics by that much less.
             momentum = MOMENTUM * count / sums[-1]
             self.mean.add_(momentum * shift)
-            # Bessel's correction, as in torch, for the running variance only: it is an estimate for other rows.
+            # Bessel's correction applies to the running variance only, as in torch, since it is an estimate for other
+            # rows.
             self.variance.add_(momentum * (variance * count / (count - 1).clamp(min=1) - self.variance))
         return start + shift, variance
 
 
 def batch_norms(module: nn.Module) -> list[BatchNorm]:
-    """The batch normalisations of ``module``."""
+    """Return the batch normalisations of ``module``."""
     return [layer for layer in module.modules() if isinstance(layer, BatchNorm)]
 
 
-# Those that take a layer's bias out again. Its gradient would be rounding noise, which Adam makes steps of: running
-# means lag behind these, and evaluation drifts from training.
+# Norms that remove a layer's bias again, so the bias is left out. Its gradient would be rounding noise, which Adam
+# turns into steps: running means would lag behind, and evaluation would drift from training.
 CENTRED = ("batch",)
 
 
@@ -93,7 +94,7 @@ class MaxNorm(nn.Module):
     def __init__(self, columns: Sequence[int], combine: Callable[[Tensor], Tensor] = lambda values: values) -> None:
         super().__init__()
         self.register_buffer("columns", torch.tensor(list(columns), dtype=torch.int64), persistent=False)
-        # A parameter without a gradient, so that checkpoints have it; it grows in training only.
+        # It is a parameter without a gradient, so that checkpoints have it; it grows only in training.
         self.largest = nn.Parameter(torch.zeros(len(columns)), requires_grad=False)
         self.bias = nn.Parameter(torch.zeros(len(columns)))
         self.combine = combine
@@ -107,7 +108,7 @@ class MaxNorm(nn.Module):
                 # A rank without rows must still take part in the collective, and ``amax`` of no rows is an error.
                 seen = values.abs().amax(0) if len(values) else torch.zeros_like(self.largest)
                 self.largest.copy_(torch.maximum(self.largest, self.combine(seen)))
-        # Clamped to the smallest normal float32 for columns of zeros, because 0 / tiny is 0, not NaN.
+        # Clamp to the smallest normal float32 for columns of zeros, because 0 / tiny is 0, not NaN.
         scaled = values / self.largest.clamp(min=torch.finfo(torch.float32).tiny)
         return dense.index_copy(1, self.columns, torch.where(present, scaled + self.bias, 0.0))
 
@@ -116,14 +117,14 @@ R = TypeVar("R", bound=nn.Module)
 
 
 class Ranker(nn.Module, ABC):
-    """What a model's ``build`` returns: forward(dense [B, n], embeddings [B, V, D]) -> logits [B] in float32."""
+    """The result of a model's ``build``: forward(dense [B, n], embeddings [B, V, D]) -> logits [B] in float32."""
 
     @abstractmethod
     def start_at(self, logit: float) -> None:
         """Set the last bias, so that an untrained model's logits are near ``logit``."""
 
     def last_hidden(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        """Return what the last layer takes, [B, w]: the layers of several tasks go on from it.
+        """Return the input of the last layer, [B, w], on which the layers of several tasks build.
 
         Raises:
             ConfigError: The model has no hidden layer for several tasks.
@@ -134,7 +135,7 @@ class Ranker(nn.Module, ABC):
         )
 
     def drop_head(self) -> int:
-        """Drop the layers behind ``last_hidden``, and return its width; ``forward`` cannot be called any more.
+        """Drop the layers after ``last_hidden``, and return its width; ``forward`` cannot be called any more.
 
         Raises:
             ConfigError: As ``last_hidden``.
@@ -146,7 +147,7 @@ class Ranker(nn.Module, ABC):
 
 
 class HeadedRanker(Ranker):
-    """A ranker whose last layer is ``head``, on what ``last_hidden`` gives."""
+    """A ranker whose last layer, ``head``, takes the output of ``last_hidden``."""
 
     head: Logit
 
@@ -166,7 +167,7 @@ class HeadedRanker(Ranker):
 
 
 class _Head(torch.autograd.Function):
-    # hidden @ weight + bias in float32, by the compiled kernels; hidden is [B, width], float32 or bf16.
+    # Computes hidden @ weight + bias in float32 by the compiled kernels; hidden is [B, width], float32 or bf16.
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor, kernels: Any) -> Tensor:
@@ -183,14 +184,14 @@ class _Head(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         sums = torch.empty(hidden.shape[1] + 1)
         ctx.kernels.head_back(hidden, weight, grad, grad_hidden, sums)
-        # With the strides of the weight, as DDP expects.
+        # The gradient has the strides of the weight, as DDP expects.
         return grad_hidden, sums[:-1].view(1, -1), sums[-1:], None
 
 
 class Logit(nn.Linear):
     """forward(hidden [B, width]) -> logits [B], computed in float32 under autocast too.
 
-    ``kernels``: ``load_kernels("steps")``, which do it on a CPU; None: PyTorch does.
+    ``kernels`` is ``load_kernels("steps")``, which computes it on a CPU; None: PyTorch does.
     """
 
     kernels: Any = None
@@ -208,7 +209,7 @@ class Logit(nn.Linear):
         if hidden.is_meta:
             # The meta device, on which a model's FLOP are counted, has no autocast.
             kind = "cpu"
-        # Without autocast: between 2 and 4, bf16 has steps of 1/64, which losses and calibration would show.
+        # Compute without autocast: between 2 and 4, bf16 has steps of 1/64, which losses and calibration would show.
         with torch.autocast(kind, enabled=False):
             return nn.functional.linear(hidden.to(self.weight.dtype), self.weight, self.bias).squeeze(1)
 
@@ -222,10 +223,10 @@ def mlp(widths: Sequence[int], *, last_activation: bool, norm: str = "none", dro
     """Build linear layers from ``widths[0]`` through ``widths[-1]`` with ReLU between them.
 
     Args:
-        widths: Of the input, then of each layer.
-        last_activation: Whether the last layer is a hidden one, too, with ReLU and what goes with it.
-        norm: What comes before each ReLU: ``batch``, ``layer`` or ``none``.
-        dropout: Probability, behind each ReLU.
+        widths: The width of the input, then of each layer.
+        last_activation: Whether the last layer is a hidden one too, with ReLU, norm and dropout.
+        norm: The norm before each ReLU: ``batch``, ``layer`` or ``none``.
+        dropout: The probability of dropout after each ReLU.
     """
     layers: list[nn.Module] = []
     for i in range(len(widths) - 1):
@@ -238,7 +239,7 @@ def mlp(widths: Sequence[int], *, last_activation: bool, norm: str = "none", dro
         elif norm == "layer":
             layers.append(nn.LayerNorm(widths[i + 1]))
         layers.append(nn.ReLU())
-        # No layer where it would do nothing, because names of parameters have their layers' numbers.
+        # A layer that does nothing is left out, because names of parameters have their layers' numbers.
         if dropout:
             layers.append(nn.Dropout(dropout))
     return nn.Sequential(*layers)
@@ -254,7 +255,7 @@ def compute_dtype(like: Tensor) -> torch.dtype:
 
 def log_odds(rate: float, rows: int) -> float:
     """Return the logit of ``rate``, a share of ``rows``; finite for 0 and 1, too."""
-    # Estimated as (clicks + 1/2) / (rows + 1): Krichevsky and Trofimov (1981).
+    # Estimate it as (clicks + 1/2) / (rows + 1), after Krichevsky and Trofimov (1981).
     clicks = rate * rows
     return math.log((clicks + 0.5) / (rows - clicks + 0.5))
 
@@ -264,7 +265,7 @@ def initialise(module: R, seed: int) -> R:
 
     Weights N(0, 2 / (in + out)), biases N(0, 1 / out). The global random state is neither read nor changed.
     """
-    # One CPU generator for the whole module: weights depend on the seed and on the layers before, but not on the
+    # One CPU generator serves the whole module: weights depend on the seed and on the layers before, but not on the
     # device, whose own generator would draw other values.
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -285,8 +286,8 @@ class FeatureGate(nn.Module):
 
     def __init__(self, width: int, context: int, hidden: int) -> None:
         super().__init__()
-        # Without context the gate is learnt, the same for all samples: what the paper's MLP of a learnt constant
-        # amounts to.
+        # Without context the gate is learnt and the same for all samples, to which the paper's MLP of a learnt constant
+        # is equivalent.
         self.gate = mlp([context, hidden, width], last_activation=False) if context else Constant(width)
 
     def forward(self, inputs: Tensor, context: Tensor) -> Tensor:
@@ -294,7 +295,7 @@ class FeatureGate(nn.Module):
 
 
 class Constant(nn.Module):
-    """forward(anything) -> ``width`` learnt values, at first 0."""
+    """forward(anything) -> ``width`` learnt values, which start at 0."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -307,7 +308,7 @@ class Constant(nn.Module):
 class MaskBlock(nn.Module):
     """forward(values [B, w], whole [B, v]) -> ReLU(LN(W (mask * values))), mask = W2 ReLU(W1 whole): MaskNet, 3.2-3.4.
 
-    ``whole``: the embeddings of all features, flattened, which guide the mask.
+    ``whole`` has the embeddings of all features, flattened, which guide the mask.
     """
 
     def __init__(self, width: int, whole: int, hidden: int, outputs: int) -> None:

@@ -1,1 +1,1 @@
-"""Worlds that are larger than the machine: predicted by what was measured on it, or run dry in one process."""
+"""Worlds that are larger than the machine: predicted from measurements on it, or run dry in one process."""

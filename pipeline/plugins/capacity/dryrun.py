@@ -1,8 +1,8 @@
 """A dry run: every rank of a large world, one after the other in this process, without rows, links or a store.
 
-The planner plans, TorchRec shards tables on the meta device in a process group that connects nobody
+The planner plans, TorchRec shards tables on the meta device in a fake process group
 (``torch.testing._internal.distributed.fake_pg``), shards are cut into a checkpoint's files and named, and batches are
-dealt out. One rank's objects exist at a time; what every rank said is checked against the others.
+dealt out. Only one rank's objects exist at a time; each rank's report is checked against the others.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from pipeline.training.sampler import BatchSampler, Order, decoded_share
 
 META, DATA_PARALLEL = "meta", "data_parallel"
 TABLES, EVENTS = "collection", "event_tables"
-MEASURED = 16  # ranks whose objects are weighed: doing so takes ten times as long
+MEASURED = 16  # ranks whose memory is measured, which takes ten times as long
 MOST_PROBLEMS = 20
-NO_SUM = "xxh3_128:" + "0" * 32  # as long as a checksum
+NO_SUM = "xxh3_128:" + "0" * 32  # a placeholder with the length of a real checksum
 Shard = tuple[str, int, int, int, int]  # table, first row, rows, first column, columns
 
 
@@ -74,7 +74,7 @@ def dry_run(
     with _timed(seconds, "planning"):
         plan = make_plan(sized)
     world = _World(config, sized, plan, seconds)
-    # What exists now is excluded from garbage collection, so that it only looks at what the ranks leave.
+    # Freeze what exists now, so that garbage collection scans only the objects of the ranks.
     gc.freeze()
     try:
         for rank in range(plan.world_size):
@@ -95,11 +95,11 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
 
 
 class _World:
-    """What the ranks visited so far have said."""
+    """Collects what the ranks visited so far have reported."""
 
     def __init__(self, config: Config, inputs: PlanInputs, plan: Plan, seconds: dict[str, float]) -> None:
         self._config, self._inputs, self._plan, self._seconds = config, inputs, plan, seconds
-        # By rank, the planned shards that have rows, and the bytes of rows with optimizer state.
+        # The planned shards that have rows, by rank, and the bytes of these rows with their optimizer state.
         self._planned: defaultdict[int, list[Shard]] = defaultdict(list)
         self._rows = [0] * plan.world_size
         for name, table in plan.tables.items():
@@ -111,8 +111,8 @@ class _World:
         self._extents: list[Extent] = []
         self._reports: list[int] = []
         self._sharding: dict[int, int] = {}
-        # Which rows a rank takes depends only on the sizes of the row groups. A list of tables has no row groups: then
-        # a batch is dealt as if all its rows were one group.
+        # Which rows a rank takes depends only on the sizes of the row groups. A list of tables has no row groups, so
+        # its batch is dealt as if all rows were one group.
         train = inputs.train
         groups: list[RowGroup] = []
         for rows in itertools.chain.from_iterable(inputs.schema.groups.get("train", [])):
@@ -128,7 +128,7 @@ class _World:
         self.problems: list[str] = []
 
     def visit(self, rank: int) -> None:
-        """Be ``rank``: shard, name the files of a checkpoint, take rows of batches."""
+        """Act as ``rank``: shard, name the files of a checkpoint, take rows of batches."""
         with _timed(self._seconds, "sharding"):
             shards = self._sharded(rank)
         if sorted(shards) != sorted(self._planned[rank]):
@@ -136,7 +136,7 @@ class _World:
         with _timed(self._seconds, "naming"):
             owned = []
             for shard in shards:
-                # Of a replicated table one rank writes its copy: ranks take turns, table by table.
+                # Only one rank writes its copy of a replicated table; ranks take turns, table by table.
                 writer = self._places[shard[0]] % self._plan.world_size
                 if self._plan.tables[shard[0]].sharding != DATA_PARALLEL or writer == rank:
                     owned.append(shard)
@@ -144,21 +144,21 @@ class _World:
         self._extents += extents
         self._reports.append(len(json.dumps(_report(extents))))
         with _timed(self._seconds, "dealing"):
-            # The rows that the rank takes of the first and the last batch of an epoch.
+            # Count the rows that the rank takes of the first and the last batch of an epoch.
             for batch in {0, self._deal.batches - 1}:
                 dealt = self._dealt.setdefault(batch, np.zeros(self._inputs.batch, np.int32))
                 for start, stop in rank_rows(self._deal, batch, rank, self._plan.world_size):
                     dealt[start:stop] += 1
 
     def _sharded(self, rank: int) -> list[Shard]:
-        """The shards that TorchRec gives ``rank``; of measured ranks, the bytes of its objects."""
+        """Return the shards that TorchRec gives ``rank``; on measured ranks, also count the bytes of its objects."""
         weigh = rank in self._measured
         with fake_rank(rank, self._plan.world_size, self._plan.ranks_per_host), silence_warnings():
             if weigh:
                 tracemalloc.start()
             model = sharded_on_meta(self._inputs, self._plan)
             if weigh:
-                # Only what a rank keeps counts. Objects of TorchRec's planning are garbage, but refer to each other.
+                # Count only what the rank keeps. Objects of TorchRec's planning are garbage, but refer to each other.
                 gc.collect()
                 self._sharding[rank] = tracemalloc.get_traced_memory()[0]
                 tracemalloc.stop()
@@ -168,11 +168,11 @@ class _World:
             return shards
 
     def _named(self, rank: int, shards: list[Shard]) -> Iterator[Extent]:
-        """The files that ``rank`` writes into an exact checkpoint, as the index lists them."""
+        """Yield the files that ``rank`` writes into an exact checkpoint, as the index lists them."""
         coding, limit = TableCoding("fp32"), int(self._config.checkpoint.chunk_mib * MIB)
         number = 0
         for table, row, rows, column, columns in sorted(shards):
-            # The optimizer's state as large as in the plan, since its size decides where a file ends; no storage.
+            # The state takes no storage, but has its planned size, which decides where a file ends.
             placed = self._plan.tables[table]
             state = {f"row{at}": _meta(rows) for at in range(placed.state_bytes // FLOAT)}
             state |= {f"value{at}": _meta(rows, columns) for at in range(placed.value_state_bytes // FLOAT)}
@@ -182,7 +182,7 @@ class _World:
                 number += 1
 
     def found(self) -> DryRun:
-        """What the ranks said together, and what does not fit together."""
+        """Return what the ranks reported together, and what does not match."""
         plan, inputs = self._plan, self._inputs
         sizes = {name: TableSize(rows=table.rows, dim=table.dim) for name, table in plan.tables.items()}
         index = len(json.dumps(Index(tables=sizes, files=self._extents).to_json()))
@@ -202,7 +202,7 @@ class _World:
         files = Counter(int(extent.file.rpartition("/")[2].partition("-")[0]) for extent in self._extents)
         weighed = []
         for rank in self._measured:
-            # Rank 0 hears what all wrote; the others hear the manifest.
+            # Rank 0 receives the reports of all ranks; the other ranks receive the manifest.
             heard = manifest if rank else sum(self._reports)
             weighed.append(
                 DryRank(
@@ -229,7 +229,7 @@ class _World:
         )
 
     def _check_files(self) -> None:
-        """Every file has a name of its own, and every value of every table is in exactly one file."""
+        """Check that every file has a unique name, and that every value of every table is in exactly one file."""
         files, by_table = set(), defaultdict(list)
         for extent in self._extents:
             files.add(extent.file)
@@ -237,7 +237,7 @@ class _World:
         twice = len(self._extents) - len(files)
         if twice:
             self._complain(f"{twice} files of a checkpoint have the name of another one")
-        # By the tables of the plan, since a table may have no file at all.
+        # Iterate over the tables of the plan, since a table may have no file at all.
         for name, placed in self._plan.tables.items():
             problem = uncovered(by_table[name], placed.rows, placed.dim)
             if problem:
@@ -250,7 +250,7 @@ class _World:
 
 
 def rank_rows(deal: BatchSampler, batch: int, rank: int, world: int) -> list[tuple[int, int]]:
-    """The places [start, stop) in a global ``batch`` whose rows ``rank`` of ``world`` takes."""
+    """Return the places [start, stop) in a global ``batch`` whose rows ``rank`` of ``world`` takes."""
     places = []
     for take in deal.takes(batch, rank, world):
         # A take counts rows within its lane. In each batch a lane fills ``quota`` places, from lane * quota on.
@@ -261,7 +261,7 @@ def rank_rows(deal: BatchSampler, batch: int, rank: int, world: int) -> list[tup
 
 @contextmanager
 def fake_rank(rank: int, world: int, local: int) -> Iterator[None]:
-    """Be ``rank`` of ``world`` in a process group that connects nobody: its collectives return at once.
+    """Act as ``rank`` of ``world`` in a fake process group, whose collectives return at once.
 
     ``local``: ranks of a host.
     """
@@ -274,7 +274,7 @@ def fake_rank(rank: int, world: int, local: int) -> Iterator[None]:
 
 
 def sharded_on_meta(inputs: PlanInputs, plan: Plan) -> DistributedModelParallel:
-    """The tables of ``inputs`` as TorchRec shards them for this process's rank, without storage."""
+    """Return the tables of ``inputs`` as TorchRec shards them for this process's rank, without storage."""
     device = torch.device(META)
     model = nn.Module()
     collections = {TABLES: build_collection(inputs.schema, inputs.model, device)}
@@ -294,7 +294,7 @@ def sharded_on_meta(inputs: PlanInputs, plan: Plan) -> DistributedModelParallel:
 
 
 def uncovered(extents: list[Extent], rows: int, columns: int) -> str:
-    """What is wrong where ``extents`` do not tile a table of ``rows`` x ``columns``; "" where they do."""
+    """Return what is wrong if ``extents`` do not tile a table of ``rows`` x ``columns``; "" if they do."""
     # A table may be sharded by rows and by columns: strips of columns side by side, each with its rows from 0 on.
     strips: dict[tuple[int, int], list[Extent]] = {}
     for extent in extents:
@@ -317,13 +317,13 @@ def uncovered(extents: list[Extent], rows: int, columns: int) -> str:
 
 
 def _kernel_shards(kernel: Any) -> Iterator[Shard]:
-    """The shards of a kernel that have rows."""
+    """Yield the shards of a kernel that have rows."""
     for table, weight in zip(kernel.tables, kernel.module.split_embedding_weights(), strict=True):
         # A replicated table has no shard metadata: every rank has all of it.
         row, column = 0, 0
         if table.local_metadata is not None:
             row, column = table.local_metadata.shard_offsets
-        # Sharded by rows, a small table may have fewer rows than there are ranks: some shards are empty.
+        # A small table that is sharded by rows may have fewer rows than there are ranks, so some shards are empty.
         if len(weight):
             yield table.name, row, len(weight), column, weight.shape[1]
 
@@ -333,6 +333,6 @@ def _meta(*shape: int) -> torch.Tensor:
 
 
 def _report(extents: list[Extent]) -> dict[str, Any]:
-    """What a rank tells rank 0 about its files when they are written."""
+    """Return the report on its files that a rank sends to rank 0 after writing them."""
     entries = {each.file: FileEntry(each.rows * each.columns * FLOAT, NO_SUM) for each in extents}
     return report_of(extents, entries)

@@ -30,22 +30,22 @@ LEAST_NIGHTS = 3
 STEADY, RISING, SLOWING, SATURATING = "steady", "rising", "slowing", "saturating"
 STOPPED, FULL, FIXED, SHORT = "stopped", "full", "fixed", "short"
 BAND = 0.8
-# Ends of the band in standard deviations.
+# 90 % quantile of the normal distribution: the ends of the band are this many standard deviations from the trend.
 Z90 = 1.2816
 DRAWS = 400
-# Without a trend, Kendall's S is above so many standard deviations by chance in 5 % of all cases.
+# Without a trend, Kendall's S exceeds this many standard deviations by chance in 5 % of all cases.
 SURE = 1.645
-# Rows that a night without new rows counts for where logarithms are taken.
+# The smallest step whose logarithm is taken: a night without new rows counts as this many rows.
 LEAST_STEP = 0.5
-# Nights without a new row that may mean the end of growth.
+# The fewest nights without a new row after which growth may have ended.
 QUIET_NIGHTS = 3
-# Growth is taken to come to an end only if the shape that ends has less than this share of the other shape's error.
+# A shape whose growth ends is chosen only if its error is less than this share of the other shape's error.
 CLEARER = 0.8
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class History:
-    """A table's ``rows`` after each of its nights, oldest first; ``days`` of logs learned so far, rising."""
+    """A table's ``rows`` after each of its nights, oldest first, and the ``days`` of logs learned by then."""
 
     days: np.ndarray
     rows: np.ndarray
@@ -62,7 +62,7 @@ class History:
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
-    """The most ``rows`` of a table, which ``setting`` says; ``when_full``: replace or keep; ``grows``: by new ids."""
+    """A table's limit of ``rows``, set by ``setting``; ``when_full``: replace or keep; ``grows``: by new ids."""
 
     rows: int
     setting: str
@@ -72,7 +72,7 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class NightDataset:
-    """The ``dataset`` of a night (its path); ``first`` and ``last`` of its days, None where it has none."""
+    """The ``dataset`` of a night (its path), and its ``first`` and ``last`` day; None if it has no days."""
 
     dataset: str
     first: date | None
@@ -81,21 +81,21 @@ class NightDataset:
 
     @property
     def days(self) -> int:
-        """Days of logs that it adds."""
+        """Return the number of days of logs that it adds."""
         if self.first is None or self.last is None:
             return 1
-        # Both ends count.
+        # The first and the last day both count.
         return (self.last - self.first).days + 1
 
     @property
     def name(self) -> str:
-        """Its last day, else its dataset."""
+        """The night's last day, or its dataset if it has no days."""
         return str(self.last or self.dataset)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Nights:
-    """The newest ``nights``, oldest first; ``gone``: the dataset that they continue, if it is no longer there."""
+    """The newest ``nights``, oldest first; ``gone``: the dataset that they continue, if it no longer exists."""
 
     nights: tuple[NightDataset, ...]
     gone: str = ""
@@ -115,7 +115,7 @@ class Nights:
         return tuple(missing)
 
     def history(self, table: str) -> History:
-        """The rows of ``table`` in the nights since it is there without a break, those of the newest night last."""
+        """Return the rows of ``table`` in the latest run of nights that have it without a break, oldest first."""
         days, rows = list[int](), list[int]()
         learned = 0
         for night in self.nights:
@@ -125,7 +125,7 @@ class Nights:
                 days.append(learned)
                 rows.append(sizes[table])
             else:
-                # A table that was missing for a night began anew after it.
+                # A table that is missing from a night starts over after it.
                 days, rows = [], []
         return History.of(days, rows)
 
@@ -144,7 +144,7 @@ def read_nights(store: Store, dataset: str, model: str, least: int = LEAST_NIGHT
         artifact = store.find(path)
         if artifact is None:
             break
-        # datasets/NAME/DAY/KEY or datasets/NAME/FIRST..LAST/KEY; without days there is no such part.
+        # Paths are datasets/NAME/DAY/KEY or datasets/NAME/FIRST..LAST/KEY, and datasets/NAME/KEY for data without days.
         parts = path.split("/")
         first = last = None
         if len(parts) > 3:
@@ -152,7 +152,7 @@ def read_nights(store: Store, dataset: str, model: str, least: int = LEAST_NIGHT
             first, last = date.fromisoformat(start), date.fromisoformat(end or start)
         schema = read(DatasetSchema, store, f"{path}/schema.json")
         newest_first.append(NightDataset(dataset=path, first=first, last=last, schema=schema))
-        # The night whose id mappings, and with them whose tables, this one continues.
+        # Go on to the night whose id mappings, and hence tables, this one continues.
         path = artifact.config.get("data", {}).get("mapping_from")
     gone = path if path and len(newest_first) < MOST_NIGHTS else ""
     nights = Nights(nights=tuple(reversed(newest_first)), gone=gone)
@@ -170,7 +170,7 @@ def read_nights(store: Store, dataset: str, model: str, least: int = LEAST_NIGHT
 
 
 def check_tables(night: NightDataset, limits: Sequence[str]) -> None:
-    """Raise ConfigError where the settings' tables (``limits``) are not those of the last ``night``."""
+    """Raise ConfigError if the settings' tables (``limits``) are not those of the last ``night``."""
     of_night = {table.name for table in night.schema.tables}
     new, old = sorted(set(limits) - of_night), sorted(of_night - set(limits))
     parts = []
@@ -189,7 +189,7 @@ def check_tables(night: NightDataset, limits: Sequence[str]) -> None:
     )
 
 
-# The trend and its projection.
+# The trend of a table and its projection.
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -198,7 +198,7 @@ class Projection:
 
     ``kind``: steady, rising (steps grow by the same number a night), slowing (steps fall as a power of the rows, as by
     Heaps' law), saturating (steps fall by the same share a night), or without growth: stopped, full, fixed, short (too
-    few nights). ``limit``: of the table's rows, which bounds all three.
+    few nights). ``limit``: the limit of the table's rows, which bounds all three.
     """
 
     kind: str
@@ -208,7 +208,7 @@ class Projection:
     limit: int
 
     def full(self) -> tuple[int | None, int | None, int | None]:
-        """The nights on which the table reaches its limit: by the trend, at the earliest, at the latest."""
+        """Return the nights on which the table reaches its limit: by the trend, at the earliest, at the latest."""
         nights: list[int | None] = []
         for rows in (self.rows, self.high, self.low):
             reached = np.flatnonzero(rows >= self.limit)
@@ -228,12 +228,12 @@ def project(history: History, limit: int, nights: int, *, fixed: bool = False, n
         return Projection(kind=reason, low=rows, rows=rows, high=rows, limit=limit)
     trend = _fit_trend(history)
     rows = trend.path(nights, limit)[0]
-    # The band: paths of trends fitted to resampled steps. Seeded by the table's name, so that the band does not depend
-    # on which other tables there are.
+    # The band comes from trends that are fitted to resampled steps. The table's name is the seed, so the band does not
+    # depend on which other tables there are.
     paths = _draw_paths(trend, nights, limit, np.random.default_rng(zlib.crc32(name.encode())))
     low, high = np.quantile(paths, [(1 - BAND) / 2, (1 + BAND) / 2], axis=0)
-    # As much wider as Student's distribution is than the normal one at 10 and 90 %, by its degrees of freedom (Fisher
-    # and Cornish 1960, the first two terms).
+    # Widen the band as Student's distribution is wider than the normal one at 10 and 90 %, given its degrees of freedom
+    # (the first two terms of Fisher and Cornish 1960).
     fitted = 1 if trend.kind == STEADY else 2
     z, free = Z90, max(len(trend.noise) - fitted, 1)
     wider = 1 + (z**2 + 1) / (4 * free) + (5 * z**4 + 16 * z**2 + 3) / (96 * free**2)
@@ -243,14 +243,14 @@ def project(history: History, limit: int, nights: int, *, fixed: bool = False, n
 
 
 def _find_why_still(history: History, limit: int, fixed: bool) -> str:
-    # Why the table keeps its rows; "" where it grows.
+    # Return why the table keeps its rows, or "" if it grows.
     if fixed:
         return FIXED
     if history.rows[-1] >= limit:
         return FULL
     if len(history.rows) < LEAST_NIGHTS:
         return SHORT
-    # Runs of nights without a new row; the last one is that of the newest nights, 0 if they grew.
+    # Count the runs of nights without a new row. The last run is that of the newest nights, 0 if they grew.
     runs = [0]
     for step in history.steps:
         if step > 0:
@@ -258,8 +258,8 @@ def _find_why_still(history: History, limit: int, fixed: bool) -> str:
         else:
             runs[-1] += 1
     longest_before = max(runs[:-1], default=0)
-    # A table whose rows come in bursts is quiet between them: growth has ended only if this pause is more than twice as
-    # long as any before.
+    # A table whose rows come in bursts pauses between them: its growth has ended only if this pause is more than twice
+    # as long as any before.
     if runs[-1] >= max(QUIET_NIGHTS, 2 * longest_before + 1) or not any(history.steps):
         return STOPPED
     return ""
@@ -269,7 +269,7 @@ def _find_why_still(history: History, limit: int, fixed: bool) -> str:
 class _Trend:
     """Steps as a function of the day or of the rows: ``kind``, and the line's ``start`` and ``slope`` [draws].
 
-    ``noise``: what the line leaves of the measured steps, widened for the fitted numbers.
+    ``noise``: residuals of the measured steps, widened for the fitted numbers.
     """
 
     kind: str
@@ -279,7 +279,7 @@ class _Trend:
     noise: np.ndarray
 
     def path(self, nights: int, limit: int, noise: np.ndarray | None = None) -> np.ndarray:
-        """Rows [draws, nights + 1]; ``noise`` [draws, nights] is added to the steps, or to their logarithms."""
+        """Return rows [draws, nights + 1]; ``noise`` [draws, nights] is added to the steps, or to their logarithms."""
         rows = np.empty((len(self.start), nights + 1))
         rows[:, 0] = self.history.rows[-1]
         last = self.history.days[-1]
@@ -290,8 +290,8 @@ class _Trend:
             if noise is not None:
                 step = step + noise[:, night - 1]
             if self.kind in (SLOWING, SATURATING):
-                # The line is one of the steps' logarithms. Those of a steep draw are cut off: e^50 is far beyond any
-                # limit, but no overflow.
+                # The line is fitted to the logarithms of the steps. Cut off steep draws: e^50 is far beyond any limit,
+                # but does not overflow.
                 step = np.exp(np.minimum(step, 50.0))
             rows[:, night] = before + np.maximum(step, 0.0)
         return np.minimum(rows, limit)
@@ -299,8 +299,8 @@ class _Trend:
 
 def _fit_trend(history: History) -> _Trend:
     steps, days = history.steps, history.days[1:]
-    # Steady steps, unless Kendall's test is sure that they rise or fall: how far they do, in standard deviations of
-    # Kendall's S without a trend (Mann 1945).
+    # Fit steady steps, unless Kendall's test is sure that they rise or fall. The test's statistic is the distance of
+    # Kendall's S from 0, in the standard deviations that S has without a trend (Mann 1945).
     count = len(steps)
     first, second = np.triu_indices(count, 1)
     rising = float(np.sign(steps[second] - steps[first]).sum())
@@ -309,8 +309,8 @@ def _fit_trend(history: History) -> _Trend:
     if sure > SURE:
         return _fit_line(RISING, history, days, steps)
     if sure < -SURE:
-        # Of the two falling shapes the one that never ends is taken, unless the other explains the steps clearly
-        # better: memory that was not planned for costs more than memory that stays free.
+        # Take the falling shape that never ends, unless the other one explains the steps clearly better: memory that
+        # was not planned for costs more than memory that stays free.
         logs = np.log(np.maximum(steps, LEAST_STEP))
         slowing = _fit_line(SLOWING, history, np.log(history.rows[:-1]), logs)
         saturating = _fit_line(SATURATING, history, days, logs)
@@ -327,23 +327,23 @@ def _fit_line(kind: str, history: History, x: np.ndarray, y: np.ndarray) -> _Tre
 
 
 def _clip_sign(kind: str, slope: np.ndarray) -> np.ndarray:
-    # Resampled noise may change the sign of a slope, and growth that was slowing would explode in that draw.
+    # Resampled noise may change the sign of a slope, which would make slowing growth explode in that draw.
     if kind == RISING:
         return np.maximum(slope, 0.0)
     return np.minimum(slope, 0.0)
 
 
 def _widen(residual: np.ndarray, fitted: int) -> np.ndarray:
-    # A fit of so many numbers takes as many degrees of freedom, which makes its residuals too small.
+    # A fit of ``fitted`` numbers takes as many degrees of freedom, which makes its residuals too small.
     return residual * math.sqrt(len(residual) / max(len(residual) - fitted, 1))
 
 
 def theil_sen_slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """Return the median of the slopes of all pairs (Theil and Sen), of each row of y [draws, n] on x [n]."""
-    # All pairs at once: of MOST_NIGHTS nights there are 435, in each of DRAWS draws.
+    # Compute all pairs at once: MOST_NIGHTS nights have 435 pairs in each of DRAWS draws.
     first, second = np.triu_indices(len(x), 1)
     distance = x[second] - x[first]
-    # x may be the logarithm of the rows, which is equal on nights without a new row: such a pair has no slope.
+    # x may be the logarithm of the rows, which does not change on nights without a new row. Such a pair has no slope.
     apart = distance != 0
     first, second, distance = first[apart], second[apart], distance[apart]
     slopes: np.ndarray = np.median((y[:, second] - y[:, first]) / distance, axis=1)
@@ -351,12 +351,15 @@ def theil_sen_slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _draw_paths(trend: _Trend, nights: int, limit: int, rng: np.random.Generator) -> np.ndarray:
-    """Rows [DRAWS, nights + 1] of trends fitted to the line plus resampled noise, with noise in the nights to come."""
+    """Return rows [DRAWS, nights + 1] of trends fitted to the line plus resampled noise.
+
+    Noise is added to the coming nights, too.
+    """
     history, count = trend.history, len(trend.noise)
     noise = rng.choice(trend.noise, (DRAWS, count))
     future = rng.choice(trend.noise, (DRAWS, nights))
     if trend.kind == STEADY:
-        # Fitted as in ``_fit_trend``: to the rows, here the sums of the drawn steps.
+        # Fit to the rows, as ``_fit_trend`` does. Here the rows are the sums of the drawn steps.
         grown = np.cumsum(np.maximum(trend.start + noise, 0.0) * np.diff(history.days), axis=1)
         start = theil_sen_slopes(history.days, np.concatenate([np.zeros((DRAWS, 1)), grown], axis=1))
         slope = np.zeros(DRAWS)

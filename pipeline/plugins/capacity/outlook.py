@@ -1,7 +1,7 @@
-"""Many plans side by side: of settings that vary, and of nights to come, with the night when a tier is full.
+"""Many plans side by side, for settings that vary or for coming nights, with the night when a tier is full.
 
-Of nights to come, the projected rows of every table are planned anew. Traffic stays that of the last night: lookups per
-sample, and the share of them that the hottest rows serve. New rows are the coldest of their table.
+For coming nights, the projected rows of every table are planned again. Traffic stays that of the last night: lookups
+per sample, and the share of them that the hottest rows serve. New rows are the coldest of their table.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Planner = Callable[[PlanInputs], Plan]
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One combination: the ``settings`` that vary (key -> value as typed) and what the planner takes."""
+    """One combination: the ``settings`` that vary (key -> value as typed) and the planner's inputs."""
 
     settings: dict[str, str]
     inputs: PlanInputs
@@ -34,7 +34,7 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class Refused:
-    """A combination that is no valid configuration: the ``settings`` that vary, and the error."""
+    """An invalid combination: the ``settings`` that vary, and the error."""
 
     settings: dict[str, str]
     error: ConfigError
@@ -88,9 +88,10 @@ def what_if(
 
 
 def _record_error(settings: dict[str, str], error: PlanError | ConfigError) -> PlannedCase:
-    # The clauses of a planner's message that say what is short; the whole message where none does.
+    # Record the clauses of the planner's message that say what is short, or the whole message if no clause does.
     clauses = [clause.strip() for clause in error.message.split(";") if " short " in clause]
-    # No plan is told apart from an invalid configuration: only the former says something about the hardware.
+    # Distinguish an infeasible plan from an invalid configuration: only an infeasible plan says something about the
+    # hardware.
     problem = "infeasible" if isinstance(error, PlanError) else "refused"
     return PlannedCase(
         settings=settings,
@@ -104,7 +105,7 @@ def _record_error(settings: dict[str, str], error: PlanError | ConfigError) -> P
 
 
 def _record_plan(settings: dict[str, str], plan: Plan) -> PlannedCase:
-    # Sums over all ranks, since combinations may have different numbers of ranks.
+    # Sum over all ranks, since combinations may have different numbers of ranks.
     tiers = {}
     for memory in MEMORIES:
         tiers[f"{memory}_bytes"] = sum(rank.get(memory, 0) for rank in plan.memory)
@@ -129,11 +130,11 @@ def count_by_tier(plan: Plan) -> dict[str, int]:
     return dict(Counter(table.tier for table in plan.tables.values()))
 
 
-# Plans are shown for tonight and for the ends of so many equal parts of the nights.
+# Plans are shown for tonight and for the end of each of this many equal parts of the nights.
 SHOWN_PARTS = 3
-# The most tables whose limits a remedy lowers.
+# At most this many tables get lower limits in a remedy.
 CAPPED = 3
-# What a remedy multiplies a memory, or the hosts, by.
+# Factors by which a remedy multiplies a memory, or the number of hosts.
 MORE_MEMORY = (1.25, 1.5, 2.0, 3.0, 4.0)
 MORE_HOSTS = (2, 3, 4)
 SHOWN_REMEDIES = 3
@@ -153,19 +154,19 @@ def outlook(
     """Project the tables over the nights to come, plan some of them, and find when each memory is full.
 
     Args:
-        inputs: With the schema and profile of the last night.
-        nights: Those in the store.
-        limits: By table.
+        inputs: The planner's inputs, with the schema and profile of the last night.
+        nights: The nights in the store.
+        limits: The limits of rows by table.
         count: Nights to come.
-        settings: Those that vary.
-        model: Its name, for the record.
+        settings: The settings that vary.
+        model: The model's name, for the record.
         progress: Called with (parts done, parts in all).
 
     Raises:
         ConfigError: The settings have other tables, or a pin cannot run.
     """
     check_tables(nights.newest, list(limits))
-    # A table that gets no rows for new ids, such as one of hashes, keeps its size whatever the logs bring.
+    # A table without rows for new ids, such as a table of hashes, keeps its size whatever the logs bring.
     growth, short = {}, []
     for name, limit in limits.items():
         growth[name] = project(nights.history(name), limit.rows, count, fixed=not limit.grows, name=name)
@@ -177,7 +178,7 @@ def outlook(
     for done, night in enumerate(shown, 1):
         plans.append(_plan_night(inputs, growth, nights, night))
         progress(done, len(shown) + 1)
-    # The planner's hint for the last night is used, which has most rows.
+    # Use the planner's hint for the last night, which has the most rows.
     tiers = _find_full_tiers(inputs, growth, limits, count, plans[-1].hint)
     progress(len(shown) + 1, len(shown) + 1)
     notes = []
@@ -203,7 +204,7 @@ def outlook(
 
 
 def shown_nights(count: int) -> list[int]:
-    """The nights whose plans are shown: the last one in the store, then equal parts of the ``count`` to come."""
+    """Return the nights whose plans are shown: the last one in the store, then equal parts of the ``count`` to come."""
     return sorted({round(count * part / SHOWN_PARTS) for part in range(SHOWN_PARTS + 1)})
 
 
@@ -280,7 +281,7 @@ def _plan_night(inputs: PlanInputs, growth: Mapping[str, Projection], nights: Ni
         # The fullest rank decides whether a table still fits.
         if room.of(memory):
             filled[memory] = round(max(used) / room.of(memory), 4)
-    # Where each table lies, twice, until ``_compare_places`` knows where it was.
+    # ``moved`` holds each table's place twice until ``_compare_places`` knows the former one.
     places = {name: (f"{table.tier} {table.sharding}",) * 2 for name, table in plan.tables.items()}
     return replace(
         record,
@@ -294,7 +295,7 @@ def _plan_night(inputs: PlanInputs, growth: Mapping[str, Projection], nights: Ni
 
 
 def _compare_places(plans: list[NightPlan]) -> Iterator[NightPlan]:
-    # What moved since the plan before; a night without a plan leaves the tables where they are.
+    # Keep what has moved since the plan before. A night without a plan leaves the tables where they are.
     before: dict[str, tuple[str, str]] = {}
     for plan in plans:
         places = plan.moved or {}
@@ -307,11 +308,11 @@ def _compare_places(plans: list[NightPlan]) -> Iterator[NightPlan]:
 
 
 def slowest_memory(inputs: PlanInputs) -> int:
-    """Find the slowest memory in use, as its place among the hardware's; their number where the tables do not fit.
+    """Find the slowest memory in use, as its place among the hardware's; their number if the tables do not fit.
 
     Tables with a pinned tier do not count: they lie where the user wants them.
     """
-    # Any placement that fits will do, since costs are not compared: a bisection asks for many nights.
+    # Any placement that fits will do: costs are not compared, and a bisection asks for many nights.
     placement = sketch(inputs)
     known = memories(inputs.hardware)
     if placement is None:
@@ -321,7 +322,7 @@ def slowest_memory(inputs: PlanInputs) -> int:
         pin = inputs.plan.tables.get(name)
         if pin is not None and (pin.tier or pin.avoid):
             continue
-        # The rows behind a GPU cache lie in host memory.
+        # With a GPU cache, the rows themselves lie in host memory.
         tier = "ddr" if offer.tier == "hbm_cached" else offer.tier
         slowest = max(slowest, known.index(tier))
     return slowest
@@ -341,11 +342,12 @@ class _MemoryNeeds:
         return self.known[side, night]
 
     def find_first(self, side: str, place: int, count: int) -> int | None:
-        """The first night, up to ``count``, on which the memories up to ``place`` do not suffice, by bisection."""
+        """Find by bisection the first night, up to ``count``, for which the memories up to ``place`` do not suffice."""
         # Projected rows never fall, so memories that no longer suffice never suffice again.
         if self.of(side, count) <= place:
             return None
-        # ``low`` is below the answer, ``high`` at or above it. -1: the answer may be night 0, the last in the store.
+        # ``low`` is below the answer, ``high`` at or above it. ``low`` starts at -1, since the answer may be night 0,
+        # the last in the store.
         low, high = -1, count
         while high - low > 1:
             middle = (low + high) // 2
@@ -362,7 +364,7 @@ def _find_full_tiers(
     needs, known = _MemoryNeeds(inputs=inputs, growth=growth), memories(inputs.hardware)
     tiers: dict[str, TierOutlook] = {}
     for place, memory in enumerate(known):
-        # The upper end of the band is full first.
+        # The upper end of the band fills the memory first.
         earliest = needs.find_first("high", place, count)
         # A slower memory is used only when all faster ones are full, so it is never full before them.
         if earliest is None:
@@ -373,11 +375,11 @@ def _find_full_tiers(
         remedies = list[str]()
         if night is not None:
             search = _RemedySearch(inputs=inputs, growth=growth, limits=limits, place=place, count=count)
-            # On night 0 lower limits come too late: the rows are there already.
+            # Lower limits come too late on night 0, whose rows exist already.
             if night:
                 remedies = search.lower_limits(night)
             if last and hint:
-                # What the planner found for the last night.
+                # Add what the planner found for the last night.
                 remedies = [*remedies, *hint.split(", or ")][: SHOWN_REMEDIES + 1]
             else:
                 remedies += search.add_hardware()
@@ -389,7 +391,7 @@ def _find_full_tiers(
 
 @dataclass(frozen=True, kw_only=True)
 class _RemedySearch:
-    """What keeps the tables within the memories up to ``place`` until night ``count``; everything is planned first."""
+    """Searches changes that keep the tables within the memories up to ``place`` until night ``count``."""
 
     inputs: PlanInputs
     growth: Mapping[str, Projection]
@@ -401,13 +403,13 @@ class _RemedySearch:
         try:
             return slowest_memory(with_rows(inputs, rows)) <= self.place
         except NightjarError:
-            # A change that planning refuses is no remedy.
+            # A change that planning refuses is not a remedy.
             return False
 
     def lower_limits(self, night: int) -> list[str]:
         """Lower limits of the tables that grow by the most bytes, as few as help: the rows before ``night``."""
         before, rows = _rows_on(self.growth, "rows", night - 1), _rows_on(self.growth, "rows", self.count)
-        # By rows times width: tables with the same optimizer take about as many bytes for each value.
+        # Compare by rows times width: tables with the same optimizer take about as many bytes for each value.
         grown = {}
         for name in before:
             size = (rows[name] - before[name]) * self.inputs.model.dim_of(name)
@@ -422,7 +424,7 @@ class _RemedySearch:
         return []
 
     def add_hardware(self) -> list[str]:
-        """More of the memory, or more hosts; of embedding hosts beside the same workers."""
+        """Try more of the memory, then more hosts; embedding hosts grow beside the same workers."""
         hardware = self.inputs.hardware
         memory = memories(hardware)[self.place]
         setting = "embedding_ddr_gib" if hardware.embedding_hosts else f"{memory}_gib"
@@ -440,7 +442,7 @@ class _RemedySearch:
         return self._try_each(more_memory) + self._try_each(more_hosts)
 
     def _try_each(self, changes: Sequence[Sequence[tuple[str, float]]]) -> list[str]:
-        """The overrides of the first change that works."""
+        """Return the overrides of the first change that works."""
         rows = _rows_on(self.growth, "rows", self.count)
         for change in changes:
             inputs = self.inputs

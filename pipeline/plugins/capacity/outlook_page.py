@@ -47,7 +47,7 @@ def outlooks_text(records: Sequence[Outlook]) -> str:
 def title_of(record: Outlook) -> str:
     ranks = units.plural(record.world_size, "rank")
     title = f"{record.model}, the next {record.nights} nights on {record.hardware}, {ranks}"
-    # The settings that tell this combination from the others; a single combination has none.
+    # Show the settings that distinguish this combination from the others; a single combination has none.
     if record.settings:
         title += ": " + " ".join(map("=".join, record.settings.items()))
     return title
@@ -73,7 +73,7 @@ def growing(record: Outlook) -> list[tuple[str, TableOutlook]]:
 
 
 def tables_of(record: Outlook) -> tuple[list[str], list[list[str]]]:
-    # The keys of the record are strings, as in JSON.
+    # The record has string keys, as in JSON.
     nights = [str(plan.night) for plan in record.plans]
     rows = []
     for name, table in growing(record):
@@ -92,7 +92,7 @@ def gain(table: TableOutlook) -> int:
 
 
 def _tiers_of(plans: Sequence[NightPlan]) -> list[str]:
-    # A slower memory may come into use on a later night; a night that does not fit has none.
+    # A slower memory may come into use on a later night. A night that does not fit lists no memory.
     tiers: dict[str, None] = {}
     for plan in plans:
         tiers.update(dict.fromkeys(plan.filled or {}))
@@ -106,7 +106,7 @@ def plans_of(plans: Sequence[NightPlan]) -> tuple[list[str], list[list[str]]]:
         cells = [str(plan.night), plan.day or units.ABSENT, units.count(plan.rows), "yes" if plan.fits else "no"]
         cells.append(units.decimal(plan.step_ms, 3))
         for tier in tiers:
-            # Bytes of all ranks, and how far the fullest one is filled.
+            # Show the bytes of all ranks, and how full the fullest rank is.
             text = units.ABSENT
             if plan.tiers and plan.filled:
                 text = units.size(plan.tiers[f"{tier}_bytes"])
@@ -128,7 +128,7 @@ def full_tables(record: Outlook) -> Iterator[str]:
         if table.trend == "full" or table.full.earliest is not None:
             due[name] = table
 
-    # In the order in which they are full; tables that only the upper end of the band fills come last.
+    # Sort by the night on which tables are full; tables that only the upper end of the band fills come last.
     order = sorted(due, key=lambda name: (due[name].full.night is None, due[name].full.night, due[name].full.earliest))
     for name in order[:MOST_TABLES]:
         table = due[name]
@@ -140,7 +140,7 @@ def full_tables(record: Outlook) -> Iterator[str]:
 
 
 def _when_text(full: Reached, record: Outlook) -> str:
-    # As "on night 12 [9, 17]"; after the last night "later than night 30 [24, later]".
+    # Examples: "on night 12 [9, 17]"; after the last night "later than night 30 [24, later]".
     ends = ["later" if night is None else units.count(night) for night in (full.earliest, full.latest)]
     night = f"later than night {record.nights}"
     if full.night is not None:
@@ -160,7 +160,7 @@ def full_tiers(record: Outlook) -> Iterator[str]:
 
 
 MOST_FIGURES = 6
-# Colours.
+# Colours of the curves.
 MEASURED, TREND, BAND = 0, 1, 3
 NIGHT = Axis(title="night", whole=True)
 
@@ -194,7 +194,7 @@ def outlook_page(records: Sequence[Outlook]) -> str:
 
 
 def _rows_figure(name: str, table: TableOutlook) -> Figure:
-    # Rows of a table: measured up to night 0, then the trend between the ends of its band.
+    # Plot the rows of a table: measured up to night 0, then the trend between the ends of its band.
     first = 1 - len(table.history)
     measured = tuple((float(night), float(rows)) for night, rows in enumerate(table.history, first))
     series = [PlotCurve("measured", MEASURED, measured)]
@@ -208,7 +208,7 @@ def _rows_figure(name: str, table: TableOutlook) -> Figure:
 
 
 def _memory_figure(record: Outlook) -> Iterator[Figure]:
-    # How far the fullest rank is filled, by memory, on the nights that have a plan.
+    # Plot how full the fullest rank is, by memory, on the nights that have a plan.
     tiers = _tiers_of(record.plans)
     series = []
     for colour, tier in enumerate(tiers):

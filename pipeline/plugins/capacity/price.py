@@ -1,7 +1,7 @@
 """The cheapest hardware that ends the night in time: what a night takes and costs on each offer, tonight and later.
 
-Stages are those that were measured on this machine (``rehearsal.py``). On other hardware the planner's step counts,
-times what a real step took here over what the planner predicts for here.
+The times of stages were measured on this machine (``rehearsal.py``). On other hardware the planner's predicted step
+is scaled by the ratio of a real step to a predicted step on this machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pipeline.plugins.capacity.worlds import Rates, steps_between, worlds
 
 TONIGHT, NIGHTS = "tonight", "nights"
 MOST_REASONS = 4
-DIGITS = 6  # of amounts: a night on a small machine costs less than a cent
+DIGITS = 6  # decimals of amounts: a night on a small machine costs less than a cent
 # A falling trend ends at this share of tonight's rows.
 LEAST_ROWS = 0.1
 Progress = Callable[[int, int], None]
@@ -35,9 +35,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredNight:
-    """What was measured: ``times`` of stages with the settings ``inputs``, and the ``rates`` of a rank here.
+    """Measurements: ``times`` of stages with the settings ``inputs``, and the ``rates`` of a rank on this machine.
 
-    ``checkpoint``: of the nights to come. ``step_factor``: what a step took over what is predicted for ``inputs``.
+    ``checkpoint``: settings of the coming nights. ``step_factor``: a step's measured over its predicted time.
     """
 
     times: StageTimes
@@ -52,7 +52,7 @@ class MeasuredNight:
 
         The factor is 1 where these have no plan.
         """
-        # Predicted like every offer, so that for this very hardware the prediction is the measured step again.
+        # Predict it like every offer, so that the prediction for this very hardware is the measured step again.
         (here,) = worlds(inputs, rates, checkpoint, (inputs.world_size,))
         factor = 1.0
         if here.samples_per_s:
@@ -62,7 +62,7 @@ class MeasuredNight:
 
 @dataclass(frozen=True, kw_only=True)
 class DataGrowth:
-    """How the data of the nights to come grows: ``tables`` by name, and ``rows`` of a night over tonight's.
+    """How the data of the coming nights grows: ``tables`` by name, and ``rows`` of a night relative to tonight's.
 
     Without tables nothing grows. ``last``: the day of the last night.
     """
@@ -104,7 +104,7 @@ class DataGrowth:
 
 @dataclass(frozen=True, kw_only=True)
 class HostOffer:
-    """``hosts`` hosts of a ``price``, with the settings planned for on them."""
+    """The number of ``hosts`` of a ``price``, and the inputs planned for them."""
 
     price: HostPrice
     hosts: int
@@ -159,7 +159,7 @@ class Pricing:
             filled=world.filled,
         )
         work, start = sum(seconds.values()), 60 * offer.price.start_minutes
-        # The start is paid, too: ``HostPrice.cost`` adds it.
+        # ``HostPrice.cost`` adds the start, which is paid for, too.
         record = replace(
             record,
             night_s=round(start + work, 1),
@@ -168,10 +168,9 @@ class Pricing:
         )
         if offer.price.spot is None:
             return record
-        # An interruption loses at most what lies between two checkpoints, or all of a shorter training.
+        # An interruption loses at most the time between two checkpoints, or all of a training that is shorter.
         lost_s = min(steps_between(inputs, measured.checkpoint, step_ms) * step_ms / 1e3, seconds["train"])
-        # The longer a stage, the likelier an interruption hits it, on average in its middle. All stages but training
-        # begin anew.
+        # A long stage is hit more often than a short one, on average in its middle. All stages but training start over.
         redo_s = seconds["train"] / work * (measured.times.start_s + lost_s / 2)
         for stage, spent in seconds.items():
             if stage != "train":
@@ -191,14 +190,15 @@ class Pricing:
     def _stage_seconds(self, inputs: PlanInputs, step_ms: float) -> dict[str, float]:
         times, steps = self.measured.times, steps_of(inputs)
         looks = looks_of(inputs.train, inputs.schema, steps)
-        # Scoring a sample is taken to speed up as much as training on it.
+        # Assume that scoring a sample speeds up as much as training on it.
         faster = (step_ms / inputs.batch) / (times.step_ms / self.measured.inputs.batch)
         evaluate = times.evaluate_s * faster * inputs.schema.rows.get("test", 0) / times.test_rows
-        # Estimated where publishing was not measured: it scores the same rows with SCORED models.
+        # Estimate the time of publishing where it was not measured: it scores the same rows with SCORED models.
         publish = SCORED * evaluate
         if times.publish_s is not None:
             publish = times.publish_s * faster * inputs.schema.rows.get("test", 0) / times.test_rows
-        # Ingestion, planning and towers are taken to last as long on all hardware: no figure of an offer tells more.
+        # Assume that ingestion, planning and partitioning take as long on all hardware, since an offer has no figures
+        # for them.
         return {
             "ingest": sum(inputs.schema.rows.values()) / times.ingest_rows_per_s,
             "plan": times.plan_s,
@@ -236,7 +236,7 @@ class Pricing:
         return outlooks
 
     def choices(self, outlooks: Sequence[OfferOutlook], count: int) -> Iterator[CheapestOffer]:
-        """Choose the cheapest, on demand and on spot: of tonight, with its wall, and of all ``count`` nights."""
+        """Yield the cheapest offers, on demand and on spot, for tonight (with its wall) and for all nights."""
         for kind in (ON_DEMAND, SPOT):
             for scope in (TONIGHT, NIGHTS):
                 able = []
@@ -246,7 +246,7 @@ class Pricing:
                         able.append((cost, outlook.hosts, index))
                 if not able:
                     continue
-                # Among equal costs the one with fewer hosts is chosen, then the first in the list of prices.
+                # Among equal costs, prefer fewer hosts, then the first in the list of prices.
                 cost, _, best = min(able)
                 chosen, offer = outlooks[best], self.offers[best]
                 seconds = chosen.tonight.night_s if kind == ON_DEMAND else chosen.tonight.spot_s
@@ -263,7 +263,7 @@ class Pricing:
                 )
 
     def _reasons(self, outlooks: Sequence[OfferOutlook], chosen: HostOffer, kind: str, scope: str) -> Iterator[str]:
-        # Offers that cost less an hour, and why they are out: the nearest in price first.
+        # Explain why offers that cost less an hour are out, the nearest in price first.
         def hourly(offer: HostOffer) -> float | None:
             rate = offer.price.on_demand if kind == ON_DEMAND else offer.price.spot
             return None if rate is None else rate * offer.hosts
@@ -277,7 +277,7 @@ class Pricing:
         ruled_out.sort(key=lambda each: -each[0])
         for _, offer, outlook in ruled_out[:MOST_REASONS]:
             nights = outlook.nights if scope == NIGHTS else outlook.nights[:1]
-            # An offer that is good for tonight may be ruled out by a later night.
+            # A later night may rule out an offer that is good for tonight.
             first = next(night for night in nights if not is_able(night, kind))
             name = offer.name
             if first.night:
@@ -294,7 +294,7 @@ class Pricing:
 
     def _wall(self, offer: HostOffer, kind: str, count: int) -> NextWall | None:
         """Find the first night on which ``offer`` is out, by bisection."""
-        # Bisection takes an offer that is out to stay out, which it does as long as the data grow.
+        # Bisection assumes that an offer that is out stays out, which holds as long as the data grow.
         if is_able(self.night(offer, count), kind):
             return None
         low, high = 0, count
@@ -329,24 +329,24 @@ def spot_seconds(offer: HostOffer, work_s: float, redo_s: float) -> tuple[float 
     per_second = interruptions_per_second(offer)
     if per_second * each_s >= 1:
         return None, float("inf")
-    # Work that is done again may be interrupted, too.
+    # Repeated work may be interrupted, too.
     spent = work_s / (1 - per_second * each_s)
     return spent, per_second * spent
 
 
 def interruptions_per_second(offer: HostOffer) -> float:
     """Return how often one of the hosts of an offer on spot is taken away."""
-    # The rates of all hosts add up, since training stops with the first host that is gone.
+    # Add the rates of all hosts, since training stops when the first host is gone.
     return offer.price.interrupted_per_hour * offer.hosts / HOUR_SECONDS
 
 
 def is_able(night: OfferNight, kind: str) -> bool:
-    """Whether a night fits and ends in time."""
+    """Return whether a night fits and ends in time."""
     return night.in_time if kind == ON_DEMAND else night.spot_in_time
 
 
 def cost_of(outlook: OfferOutlook, kind: str, scope: str) -> float | None:
-    """Return the cost of tonight or of all nights; None where one does not fit or end in time."""
+    """Return the cost of tonight or of all nights; None if one does not fit or end in time."""
     if scope == NIGHTS:
         return outlook.cost if kind == ON_DEMAND else outlook.spot_cost
     if not is_able(outlook.tonight, kind):

@@ -43,7 +43,7 @@ left out; its exit code is 7 where one was changed, removed or replaced after it
 """
 DAY_SECONDS = 86_400.0
 NIGHTS, MOST_NIGHTS = 30, 365
-# Overrides that a night or a run decides.
+# Overrides that follow from the night or the run.
 NIGHT_KEYS = ("run=", "date=", "data.day=")
 
 
@@ -118,7 +118,7 @@ def _list(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     from pipeline.records.sealed_prediction import BROKEN, GONE, REPLACED
     from pipeline.store.artifacts import Store
 
-    # No configuration is composed, since the list is of all models in a store.
+    # Compose no configuration, since the list covers all models in a store.
     url = "./store"
     for text in overrides:
         key, _, value = text.partition("=")
@@ -155,11 +155,11 @@ def _seal(options: argparse.Namespace, overrides: Sequence[str]) -> int:
         )
     store = Store(config.store)
     planned, inputs = planned_for(list(overrides), options.config_dir, timed=True)
-    # Called only for its error, which should come before the rehearsal.
+    # Call this only for its error, which should come before the rehearsal and not after it.
     missing_stages(config, store)
     dataset = steps(config, store, last="ingest")[0].path
     note = ""
-    # One prediction for a run: with several sealed ones, one could show the best of them afterwards.
+    # Keep one prediction for a run: with several sealed ones, you could pick the best of them afterwards.
     waiting = waiting_prediction(store, config_hash(config), dataset, machine_of())
     if waiting is None:
         began = time.perf_counter()
@@ -187,7 +187,7 @@ def _choose(options: argparse.Namespace, path: str, overrides: Sequence[str]) ->
     config, inputs, measured, growth, notes = _basis(overrides, options.config_dir, count)
     start = options.start
     if start is None:
-        # The first start of a day by the cron schedule.
+        # Take the first start of a day from the cron schedule.
         try:
             hour, minute = cron_times(config.schedule.cron)[0]
         except (ValueError, IndexError):
@@ -197,7 +197,7 @@ def _choose(options: argparse.Namespace, path: str, overrides: Sequence[str]) ->
         start = f"{hour:02}:{minute:02}"
     limit_s = None
     if options.by is not None:
-        # The night may cross midnight; the same time of day means that of the next day.
+        # The night may cross midnight. If ``--by`` equals the start, it means that time on the next day.
         limit_s = (_seconds(options.by) - _seconds(start)) % DAY_SECONDS or DAY_SECONDS
     offers = _offers(prices, path, config, inputs, overrides, options.config_dir)
     pricing = Pricing(offers, measured, growth, limit_s)
@@ -251,7 +251,7 @@ def _offers(
             composed = compose([*common, f"hardware={price.file}"], config_dir, night=True)
         except ConfigError as error:
             raise ConfigError(f"hardware.{price.name} in {path}: {error.message}", hint=error.hint) from None
-        # All other settings stay those of the night: an offer changes only the hardware.
+        # Keep all other settings of the night: an offer changes only the hardware.
         planned = replace(inputs, hardware=with_figures(composed).hardware)
         for hosts in price.hosts:
             offers.append(HostOffer(price=price, hosts=hosts, inputs=planned))
@@ -301,7 +301,7 @@ def _basis_of_nights(
     from pipeline.schedule.night_config import ANY_DAY
     from pipeline.stages.stage_inputs import with_batch
 
-    # The settings of a log of days only compose with a day; which one makes no difference here.
+    # The settings of a log of days compose only with a day, but any day will do.
     day = [f"data.day={ANY_DAY}"] if base.day else []
     config = compose([*overrides, *day], config_dir, night=True)
     nights, limits = read_nights(store, base.dataset, config.model_name, least=1), limits_of(config)
@@ -337,12 +337,12 @@ def _measured_night(
     from pipeline.stages.execution import load
     from pipeline.stages.stage_inputs import with_batch, with_former_batch
 
-    # The run of the serving version comes first: nightjar run names its runs otherwise than nightjar nightly.
+    # Try the run of the serving version first, since nightjar run and nightjar nightly name their runs differently.
     runs = [(base.run, nights.newest)]
     for night in reversed(nights.nights):
         if night.last is not None:
             runs.append((run_name(config.model_name, night.last), night))
-    # A night that resumed after a stop, or whose model was trained before, does not tell how long a training takes.
+    # A night that resumed after a stop, or whose model was trained before, does not show how long a training takes.
     for run, night in runs:
         times = times_of_run(store, run, night.schema)
         if times is not None:
@@ -359,7 +359,7 @@ def _measured_night(
         profile = read(Profile, store, f"{night.dataset}/profile.json")
         asked = PlanInputs.of(then, night.schema, profile)
     except NightjarError as error:
-        # Settings of an older release may no longer compose. The times of that night are still the best there are.
+        # Settings of an older release may no longer compose, but the times of that night are still the best available.
         note = f"times of stages are those of {times.source}, taken to have had today's settings: {error.message}"
         return MeasuredNight.of(times, inputs, rates, config.checkpoint), note
     measured = MeasuredNight.of(times, asked, rates, then.checkpoint)

@@ -17,7 +17,7 @@ from pipeline.report.summary import off_by, paragraph
 
 KINDS = {ON_DEMAND: "on demand", "spot": "on spot"}
 BOUNDS = {"within_hosts": "links within hosts", "between_hosts": "links between hosts", "all_reduce": "all-reduce"}
-HASH = 16  # digits that are shown
+HASH = 16  # hex digits of a hash that are shown
 
 
 def price_text(record: PriceOutlook) -> str:
@@ -99,7 +99,7 @@ def _choice_words(choice: CheapestOffer, record: PriceOutlook) -> str:
         if choice.kind != ON_DEMAND:
             chosen = next(each for each in record.offers if (each.offer, each.hosts) == (choice.offer, choice.hosts))
             uninterrupted = chosen.tonight.uninterrupted or 0.0
-            # 99.96% must not read as certainty.
+            # Two decimals keep 99.96% from reading as certainty.
             digits = 0 if uninterrupted < 0.99 else 2
             chance = units.percent(uninterrupted, digits)
             took += f" as expected, uninterrupted with probability {chance}"
@@ -138,12 +138,12 @@ def _stage_series(fitting: list[OfferOutlook]) -> list[BarSeries]:
     for each in fitting:
         seconds = each.tonight.seconds or {}
         spent.append(seconds)
-        # Seconds in which the hosts start. Stages are rounded, so their sum may be above the night's time.
+        # The rest is the start of the hosts. Stages are rounded, so their sum may exceed the night's time.
         starts.append(max((each.tonight.night_s or 0.0) - sum(seconds.values()), 0.0))
     series = []
     if any(starts):
         series.append(BarSeries(name="start", colour=0, values=starts))
-    # All offers have the same stages, so those of the first one name the series.
+    # The first offer's stages name the series, since all offers have the same stages.
     for place, stage in enumerate(spent[0] if spent else (), 1):
         values = [seconds.get(stage, 0.0) for seconds in spent]
         series.append(BarSeries(name=stage, colour=place % COLOURS, values=values))
@@ -173,7 +173,7 @@ def _figures(record: PriceOutlook, fitting: list[OfferOutlook], stages: list[Bar
 
 
 def sealed_text(path: str, sealed: SealedPrediction, note: str = "") -> str:
-    """Say what was sealed, and where."""
+    """Describe what was sealed, and where."""
     prediction = sealed.open(path)
     spans = [f"{stage} {units.duration(seconds)}" for stage, seconds in prediction.seconds.items()]
     total = units.duration(sum(prediction.seconds.values()))
@@ -236,7 +236,7 @@ def _sealed_row(line: SealedLine) -> list[str]:
         when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(line.created))
     cells = [when, line.model or units.ABSENT, line.data or units.ABSENT]
     cells += [units.count(line.batch or None), units.count(line.threads or None), units.duration(line.predicted_s)]
-    # A prediction that is damaged, or whose run is still to come, keeps its line: none is left out.
+    # A damaged prediction, or one whose run has not happened yet, keeps its line: none is left out.
     if line.state != COMPARED:
         return [*cells, line.state, *[units.ABSENT] * 4, line.sha256[:HASH] or units.ABSENT]
     train = line.seconds.get("train")

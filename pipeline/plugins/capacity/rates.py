@@ -21,10 +21,11 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 from pipeline.store.removal import remove
 
-SECONDS = 1.0  # of each measurement
-# The first batches of a reader include its start; the rate is of at least so many more, so no single one decides it.
+SECONDS = 1.0  # duration of each measurement
+# The first batches of a reader include its start. The rate covers at least LEAST_BATCHES more, so no single batch
+# decides it.
 WARM_UP_BATCHES, LEAST_BATCHES = 4, 8
-# Bytes of a table's rows that are written, and rows of a drawn dataset that is read.
+# Bytes of the rows that are written to measure checkpoints, and rows of the drawn dataset that is read.
 TABLE_BYTES, DRAWN_ROWS = 32 << 20, 1 << 19
 PIECE = 8 << 20
 GB = 1e9
@@ -33,9 +34,9 @@ GB = 1e9
 def measured_rates(
     config: Config, inputs: PlanInputs, store: Store, dataset: Artifact
 ) -> tuple[Rates, dict[str, ScaleFigure]]:
-    """The rates of one rank of ``config`` on this machine, and the figures as they are shown.
+    """Return the rates of one rank of ``config`` on this machine, and the figures as they are shown.
 
-    The reader decodes the dataset, or drawn rows where that has none. A checkpoint is written into the store, in a
+    The reader decodes the dataset, or drawn rows if that has none. A checkpoint is written into the store, in a
     folder of its own that is removed.
     """
     if inputs.schema.rows.get("train"):
@@ -64,7 +65,7 @@ def measured_rates(
 
 
 def _decoded(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
-    """Rows/s of a reader alone."""
+    """Return the rows/s of a reader alone."""
     from pipeline.training.batches import BatchReader
     from pipeline.training.parquet import SplitReader
     from pipeline.training.sampler import Order, shuffle_key
@@ -78,7 +79,7 @@ def _decoded(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
         window_groups=train.shuffle_window_groups,
         lanes=train.dealt_lanes,
     )
-    # More epochs than can be read in this time, so that a small dataset begins anew as often as needed.
+    # Ask for more epochs than can be read in this time, so that a small dataset starts over as often as needed.
     with BatchReader(SplitReader(store, dataset, "train"), order, epochs=1 << 30) as reader:
         for _ in range(WARM_UP_BATCHES):
             next(reader)
@@ -90,12 +91,12 @@ def _decoded(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
 
 
 def _paths(inputs: PlanInputs) -> list[str]:
-    # The same paths as in ``SplitReader``.
+    # ``SplitReader`` uses the same paths.
     return [file if "/" in file else f"train/{file}" for file in inputs.schema.files["train"]]
 
 
 def _read_gb_per_s(store: Store, dataset: Artifact, inputs: PlanInputs) -> float:
-    """GB/s at which the files of the train rows come from the store, one after the other."""
+    """Return the GB/s at which the files of the train rows come from the store, one after the other."""
     began, size = time.perf_counter(), 0
     for name in _paths(inputs):
         with store.open(f"{dataset.path}/{name}") as source:
@@ -105,7 +106,7 @@ def _read_gb_per_s(store: Store, dataset: Artifact, inputs: PlanInputs) -> float
 
 
 def _drawn(inputs: PlanInputs) -> tuple[float, float, float]:
-    """Rows/s, bytes of a row and GB/s for a dataset that is described only: by the bytes of drawn rows."""
+    """Return rows/s, bytes of a row and GB/s for a dataset that is only described, from drawn rows."""
     tables = tuple(min(column.rows, 100_000) for column in inputs.schema.sparse)
     batch = min(inputs.batch, DRAWN_ROWS // 16)
     trial = Trial(rows=tables, zipf=1.1, dim=1, bottom=(1,), top=(1,), batch=batch)
@@ -115,7 +116,7 @@ def _drawn(inputs: PlanInputs) -> tuple[float, float, float]:
         dataset = store.get("datasets/trial", "dataset")
         drawn = replace(inputs, schema=schema, profile=profile, train=replace(inputs.train, global_batch=batch))
         rows_per_s, read = _decoded(store, dataset, drawn), _read_gb_per_s(store, dataset, drawn)
-    # Decoding takes time in proportion to the bytes of a row. A drawn one has a label, DENSE numeric features and an id
+    # Decoding takes time in proportion to the bytes of a row. A drawn row has a label, DENSE numeric features and an id
     # for each table.
     own = row_bytes(inputs.schema, inputs.profile)
     share = FLOAT * (1 + DENSE + len(tables)) / own
@@ -123,10 +124,10 @@ def _drawn(inputs: PlanInputs) -> tuple[float, float, float]:
 
 
 def _checkpoint_gb_per_s(config: Config, store: Store) -> float:
-    """GB/s of float32 rows with their state that one rank encodes and writes into ``store``."""
+    """Return the GB/s of float32 rows with their state that one rank encodes and writes into ``store``."""
     from pipeline.checkpoint.save import write_checkpoint
 
-    # A folder of the store that is removed afterwards.
+    # Write to a folder of the store that is removed afterwards.
     path = f"measured/{os.getpid()}-{time.time_ns()}"
     try:
         began, size, number = time.perf_counter(), 0, 0
@@ -144,7 +145,7 @@ def _checkpoint_gb_per_s(config: Config, store: Store) -> float:
 
 
 def _job(config: Config, path: str) -> Any:
-    """A checkpoint of one table of the model's width, in the coding of the configuration."""
+    """Return a checkpoint of one table of the model's width, in the coding of the configuration."""
     import torch
 
     from pipeline.checkpoint.chunks import RowBlock
@@ -156,7 +157,7 @@ def _job(config: Config, path: str) -> Any:
 
     rules, width = table_rules(config.model, config.train), config.model.embedding_dim
     rows = TABLE_BYTES // (FLOAT * width)
-    # Random values, since the speed of a coding may depend on them, and equal ones would compress to nothing.
+    # Use random values: the speed of a coding may depend on the values, and equal ones would compress to nothing.
     state = {}
     for column in rules.common.columns:
         state[column.name] = torch.rand(rows, width) if column.per_value else torch.rand(rows)

@@ -1,4 +1,4 @@
-"""What the stages of a run take on this machine: from a short real run, or from the last night of a model.
+"""The times of a run's stages on this machine, from a short real run or from the last night of a model.
 
 A rehearsal is ``nightjar run`` itself with a training of a few seconds: its start, its steps, its checkpoint and the
 whole evaluation are those of the real run. Its records are removed; plan and towers stay in the store, for the run to
@@ -29,18 +29,18 @@ from pipeline.store.artifacts import Store
 from pipeline.store.removal import remove
 from pipeline.training.lr_schedule import planned_steps
 
-# Seconds that the steps of a rehearsal should take, and the bounds of their number.
+# Seconds that the steps of a rehearsal should take, and the limits of their number.
 SECONDS = 6.0
 LEAST_STEPS, MOST_STEPS = 40, 4_000
-# Of all steps of a training, at most this share is rehearsed.
+# A rehearsal takes at most this share of a training's steps.
 SHARE = 0.25
-# A rehearsal's steps are timed in so many intervals. The first ones warm up: pages of tables are touched for the first
-# time, kernels choose their blocking.
+# A rehearsal's steps are timed in INTERVALS intervals. The first WARM_UP of them do not count: pages of tables are
+# touched for the first time, kernels choose their blocking.
 INTERVALS, WARM_UP = 12, 3
 LOOKS_PER_EPOCH = 4  # train.validate.every_steps=auto
 # Overrides that a rehearsal sets itself.
 OWN = ("run", "stages", "force", "train.max_steps", "train.log_every_steps", "train.guard.collapse")
-# Groups that it sets itself: it runs on this machine, and no tracker is told of it.
+# Config groups that a rehearsal sets itself: it runs on this machine, and reports to no tracker.
 OWN_GROUPS = ("launch", "track")
 
 
@@ -48,10 +48,10 @@ OWN_GROUPS = ("launch", "track")
 class StageTimes:
     """What the stages of a run took, in parts that grow with its rows and parts that do not.
 
-    ``start_s``: of the train stage before its first step; ``step_ms``: of a step, with what goes on beside it;
-    ``end_s``: of the training besides its steps, its last checkpoint above all; ``look_s``: of a validation.
-    ``evaluate_s``: for ``test_rows``. ``publish_s`` None: the run published nothing. ``memory_bytes``: of the process
-    that took most. ``source``: where the figures come from.
+    ``start_s``: the train stage before its first step; ``step_ms``: a step, with what goes on beside it; ``end_s``:
+    the rest of the training, above all its last checkpoint; ``look_s``: a validation. ``evaluate_s``: evaluation of
+    ``test_rows``. ``publish_s``: None if the run published nothing. ``memory_bytes``: the memory of
+    the largest process. ``source``: where the figures come from.
     """
 
     source: str
@@ -68,7 +68,7 @@ class StageTimes:
     memory_bytes: int
 
     def training_s(self, steps: int, looks: int, step_ms: float) -> float:
-        """Seconds of a training of so many steps and validations, without its start."""
+        """Return the seconds of a training of so many steps and validations, without its start."""
         return self.end_s + steps * step_ms / 1e3 + looks * self.look_s
 
 
@@ -94,7 +94,7 @@ def looks_of(train: TrainConfig, schema: DatasetSchema, steps: int) -> int:
     every = train.validate.every_steps
     if isinstance(every, int):
         return -(-steps // every)
-    # auto: LOOKS_PER_EPOCH in each epoch, however long it is, and at least one in all.
+    # auto: LOOKS_PER_EPOCH in each epoch, and at least one in all.
     per_epoch = -(-schema.rows["train"] // train.batch)
     return max(1, round(LOOKS_PER_EPOCH * steps / per_epoch))
 
@@ -102,24 +102,24 @@ def looks_of(train: TrainConfig, schema: DatasetSchema, steps: int) -> int:
 def rehearse(
     config: Config, inputs: PlanInputs, overrides: Sequence[str], config_dir: str | None, predicted_ms: float
 ) -> StageTimes:
-    """Run the stages behind ingestion on this machine, with a training of about SECONDS.
+    """Run the stages after ingestion on this machine, with a training of about SECONDS.
 
     Args:
-        overrides: Of ``config``.
+        overrides: The overrides of ``config``.
         predicted_ms: What the plan predicts for a step; it decides how many are taken.
 
     Raises:
         LaunchError: The run failed.
     """
     store, total = Store(config.store), steps_of(inputs)
-    # As many steps as take SECONDS, but enough for a median, and only a share of a short training.
+    # Take as many steps as fit into SECONDS, but enough for a median, and only a share of a short training.
     steps = round(1e3 * SECONDS / max(predicted_ms, 1e-3))
     steps = min(max(steps, LEAST_STEPS), MOST_STEPS, max(LEAST_STEPS, round(SHARE * total)), total)
     run, had_page = f"rehearsal-{os.getpid()}", store.exists(STORE_PAGE)
     command = [sys.executable, "-m", "pipeline.cli", "run", *rehearsal_overrides(overrides, run, steps)]
     if config_dir is not None:
         command += ["--config-dir", config_dir]
-    # In a process of its own, like the real run: its start is part of what is measured.
+    # Run in a separate process, as the real run does: its start is part of the measurement.
     try:
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -132,20 +132,20 @@ def rehearse(
         records = read_records(store, run)
     finally:
         remove(store, run_directory(run), nested=True)
-        # The run is a line of the store's page.
+        # The store's page lists the run, so it is written again without it.
         if had_page:
             write_store_page(store)
         elif store.exists(STORE_PAGE):
             store.fs.rm(store.full(STORE_PAGE))
     intervals = [record["step_ms"] for record in records[WARM_UP:] if record.get("step_ms")]
-    # The median, so that an interval in which the machine was busy with something else does not count.
+    # Take the median, so that an interval in which the machine was busy with something else does not count.
     step_ms = statistics.median(intervals or [_mean_step_ms(result.train)])
     return _times(result, step_ms, inputs.schema, f"a rehearsal of {steps:,} steps on this machine")
 
 
 def rehearsal_overrides(overrides: Sequence[str], run: str, steps: int) -> list[str]:
     """Return the overrides of a rehearsal called ``run``, of ``steps`` steps, for a run with ``overrides``."""
-    # What the rehearsal sets itself must not be set twice.
+    # Leave out what the rehearsal sets itself, since no key may be set twice.
     kept = []
     for text in overrides:
         key = text.lstrip("+~").partition("=")[0]
@@ -157,17 +157,17 @@ def rehearsal_overrides(overrides: Sequence[str], run: str, steps: int) -> list[
 
 
 def times_of_run(store: Store, run: str, schema: DatasetSchema) -> StageTimes | None:
-    """Return what the stages of ``run`` took; None where it did not train from its beginning to its end.
+    """Return what the stages of ``run`` took; None if it did not train from its beginning to its end.
 
     Args:
-        schema: Of its dataset.
+        schema: The schema of its dataset.
     """
     try:
         result = read(Result, store, f"{run_directory(run)}/{Result.FILE}")
     except ArtifactError:
         return None
     for name in ("train", "evaluate"):
-        # A stage that was skipped, since its artifact was there, does not tell how long it takes.
+        # A skipped stage, whose artifact existed already, does not show how long it takes.
         if name not in result.stages or result.stages[name].status != "done":
             return None
     if result.train is None or result.train.resumed is not None or not result.train.steps:
@@ -176,7 +176,7 @@ def times_of_run(store: Store, run: str, schema: DatasetSchema) -> StageTimes | 
 
 
 def _mean_step_ms(train: TrainPart | None) -> float:
-    # The mean over a whole training, without its validations.
+    # This is the mean over the whole training, without its validations.
     assert train is not None and train.seconds is not None and train.steps
     seconds = train.seconds
     if train.validation is not None:
@@ -194,7 +194,7 @@ def _times(result: Result, step_ms: float, schema: DatasetSchema, source: str) -
     training = train.seconds or stages["train"].seconds
     ingest_rows_per_s = 1.0
     if rows is not None:
-        # The dataset has the speed of its ingestion. Better is the time of the whole stage, if this run ingested.
+        # The dataset records the speed of its ingestion. The time of the whole stage is better, if this run ingested.
         ingest_rows_per_s = rows.rows_per_s or 1.0
         if rows.rows and stages["ingest"].status == "done" and stages["ingest"].seconds:
             ingest_rows_per_s = rows.rows / stages["ingest"].seconds

@@ -66,7 +66,7 @@ def add_dry_run(parser: argparse.ArgumentParser) -> None:
 
 def _world(text: str) -> int:
     ranks = _ranks(text)
-    # A dry run checks that ranks agree, which takes two.
+    # A dry run checks that ranks agree, so it needs at least two.
     if len(ranks) != 1 or ranks[0] < 2:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of ranks, expected 2 or more, such as 512")
     return ranks[0]
@@ -92,7 +92,7 @@ def _rate(text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    # Every comparison with nan is false, so this form refuses it, too.
+    # Every comparison with nan is false, so this condition also refuses nan.
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no rate, expected GB/s above 0, such as 2.5")
     return value
@@ -129,7 +129,7 @@ def _scale(options: argparse.Namespace) -> int:
 
 
 def _without_run(overrides: list[str]) -> list[str]:
-    # No run is made, so its name does not matter.
+    # The command makes no run, so the run's name does not matter.
     return [text for text in overrides if not text.startswith("run=")]
 
 

@@ -29,7 +29,7 @@ BOUNDS = {
 
 
 def scale_text(record: Scale) -> str:
-    """A line for each world, the wall, and what was measured and assumed."""
+    """Return a line for each world, the wall, and what was measured and assumed."""
     lines = [title_of(record), "", text_table(*worlds_of(record.worlds)), "", _wrapped(wall_words(record))]
     lines += map(_wrapped, problems_of(record.worlds))
     for title, figures in (("measured on this machine", record.measured), ("assumed", record.assumed)):
@@ -41,8 +41,8 @@ def scale_text(record: Scale) -> str:
 
 
 def dry_run_text(record: DryRun) -> str:
-    """What a dry run found."""
-    # Rank 0 hears from all others, so it may be the largest one as well.
+    """Return what a dry run found."""
+    # Rank 0 receives the reports of all others, so it may be the largest rank as well.
     shown = [(record.first, ", which commits")]
     if record.largest != record.first:
         shown.append((record.largest, ", the largest"))
@@ -70,12 +70,12 @@ def dry_run_text(record: DryRun) -> str:
 
 
 def title_of(record: Scale) -> str:
-    """The model, the data and the hardware."""
+    """Return the model, the data and the hardware."""
     return f"{record.model} on {record.data}, hosts as hardware={record.hardware}"
 
 
 def wall_words(record: Scale) -> str:
-    """Where more ranks end to pay, and what moves that."""
+    """Return where more ranks stop paying off, and what moves that point."""
     wall = record.wall
     if wall is None:
         return f"No wall up to {record.worlds[-1].ranks:,} ranks: samples/s grow with them."
@@ -86,11 +86,11 @@ def wall_words(record: Scale) -> str:
 
 
 def worlds_of(worlds: Sequence[World]) -> tuple[list[str], list[list[str]]]:
-    """Heading and rows of the table of worlds."""
+    """Return heading and rows of the table of worlds."""
     head = ["ranks*", "hosts*", "batch*", "samples/s*", "a rank*", "step ms*", "memory*", "waits for", "then"]
     rows = []
     for world in worlds:
-        # Embedding hosts take no samples, so they are shown apart.
+        # Embedding hosts take no samples, so they are shown separately.
         hosts = units.count(world.hosts - world.embedding_hosts)
         if world.embedding_hosts:
             hosts += f" + {units.count(world.embedding_hosts)}"
@@ -106,13 +106,13 @@ def worlds_of(worlds: Sequence[World]) -> tuple[list[str], list[list[str]]]:
 
 
 def figures_of(figures: Mapping[str, ScaleFigure]) -> tuple[list[str], list[list[str]]]:
-    """Heading and rows of a table of figures."""
+    """Return heading and rows of a table of figures."""
     rows = [[units.short(f.value), f.unit, name, f.source] for name, f in figures.items()]
     return ["value*", "unit", "figure", "from"], rows
 
 
 def problems_of(worlds: Sequence[World]) -> list[str]:
-    """Why worlds have no plan."""
+    """Return why worlds have no plan."""
     return [f"{w.ranks:,} ranks: {w.problem}. What helps: {w.setting}" for w in worlds if w.problem]
 
 
@@ -136,7 +136,7 @@ HEAD = (
 
 
 def scale_page(record: Scale) -> str:
-    """The page as HTML."""
+    """Return the page as HTML."""
     known = [world for world in record.worlds if world.fits and world.samples_per_s]
     parts = _parts(known)
     return from_template(
@@ -159,7 +159,7 @@ def scale_page(record: Scale) -> str:
 def _figures(known: list[World], parts: list[Part]) -> Iterator[Figure]:
     if not known:
         return
-    # Both axes are logarithms to base 2, so that growth in proportion is a straight line.
+    # Both axes are logarithms to base 2, so that proportional growth is a straight line.
     first = known[0]
     points, ideal = [], []
     for world in known:
@@ -181,7 +181,7 @@ def _doubled(value: float, spread: float) -> str:
 
 
 def _parts(known: list[World]) -> list[Part]:
-    """What steps are spent on, with what goes on beside them; parts that take no time are left out."""
+    """Return what steps are spent on, with what goes on beside them; parts that take no time are left out."""
     parts: list[Part] = []
     for name, title in BOUNDS.items():
         values = [(world.parts or {}).get(name, 0.0) for world in known]

@@ -28,7 +28,7 @@ def missing_stages(config: Config, store: Store) -> list[str]:
     """
     names = []
     for step in steps(config, store):
-        # A stage whose artifact is there takes no time, unless force=true makes it again.
+        # A stage whose artifact exists takes no time, unless force=true makes it again.
         if step.name in config.stages and (config.force or store.find(step.path) is None):
             names.append(step.name)
     if "train" not in names:
@@ -46,9 +46,9 @@ def predict_run(
     """Predict the run of ``config`` on the machine that ``times`` were taken on.
 
     Args:
-        config: As composed: its hash is that of the run.
-        inputs: Of its plan.
-        stages: Those that it will not skip.
+        config: The configuration as composed, whose hash is that of the run.
+        inputs: The inputs of its plan.
+        stages: The stages that it will not skip.
         plan_s: Seconds of making the plan, for a rehearsal that found it in the store.
         dataset: Path of the dataset.
     """
@@ -66,7 +66,7 @@ def predict_run(
         "evaluate": times.evaluate_s,
         "publish": publish_s,
     }
-    # Where no number is set, the launcher divides the CPUs of the machine in this way.
+    # The launcher divides the machine's CPUs in this way if no number is set.
     hardware = inputs.hardware
     threads = config.train.threads_per_rank or max(1, available_cpus() // hardware.ranks_per_host)
     return RunPrediction(

@@ -33,7 +33,8 @@ combination has a plan for every night; 7: fewer than three nights.
   nightjar what-if data=criteo store=s3://clicks/store hardware=h100x8,h100x2x8 --nights 30
 """
 MAX_NIGHTS = 365
-# Overrides that the nights decide, or that only name a run: left out, so that a night's command line can be reused.
+# Overrides that the nights decide, or that only name a run. They are dropped, so that a night's command line can be
+# reused.
 NIGHT_KEYS = ("run=", "date=", "data.day=")
 
 
@@ -63,7 +64,7 @@ def _what_if(options: argparse.Namespace) -> int:
     from pipeline.plugins.capacity.outlook import Case, Refused, varying, what_if
     from pipeline.report.planning import comparison
 
-    # No run is made, so its name does not matter.
+    # The command makes no run, so the run's name does not matter.
     jobs = sweep([text for text in options.overrides if not text.startswith("run=")])
     cases: list[Case | Refused] = []
     refused: list[Refused] = []
@@ -74,7 +75,7 @@ def _what_if(options: argparse.Namespace) -> int:
         except ConfigError as error:
             refused.append(Refused(settings=settings, error=error))
             cases.append(refused[-1])
-    # No combination is a valid configuration: the command ends with the first error, as nightjar run would.
+    # If no combination is valid, the command ends with the first error, as nightjar run would.
     if len(refused) == len(cases):
         first = refused[0]
         message = first.error.message
@@ -128,7 +129,7 @@ def _outlook(job: list[str], options: argparse.Namespace, settings: dict[str, st
     nights = read_nights(store, base.dataset, model)
     schema = nights.newest.schema
     profile = read(Profile, store, f"{base.dataset}/profile.json")
-    # As the next night will: from the version that serves, with the batch that it was trained with.
+    # Plan the next night as it will run: from the serving version, with the batch size that it was trained with.
     config = with_former_batch(night_config(config, nights.newest.last or ANY_DAY, base), store)
     config = with_figures(with_batch(config, schema.rows.get("train", 0)))
     bar = progress(options.json, f"planning {options.nights} nights")
@@ -148,7 +149,7 @@ def limits_of(config: Config) -> dict[str, Limit]:
         )
     limits = {}
     for owner in data_spec(config.data).owners:
-        # A feature of a sequence is called SEQUENCE.FEATURE.
+        # Features of a sequence are named SEQUENCE.FEATURE.
         path = f"data.sparse.{owner.name}"
         if owner.sequence:
             path = f"data.sequences.{owner.sequence}.features.{owner.name.partition('.')[2]}"

@@ -24,7 +24,7 @@ from pipeline.training.sampler import decoded_share
 
 BESIDE = ("reader", "store", "checkpoint")
 MINUTE_MS = 60_000.0
-# Ideally samples/s grow in proportion to the ranks. There is a wall where they grow by less than this share of that.
+# Ideally, samples/s grow in proportion to the ranks. Growth by less than this share of the ideal is a wall.
 GROWS = 0.5
 SETTINGS = {
     "compute": "a smaller dense part (model.*), or ranks of more cores",
@@ -37,14 +37,14 @@ SETTINGS = {
     "store": "store=<one that serves more>",
     "memory": "hardware.ddr_gib",
 }
-# With embedding hosts, which have no towers and share the work of the tables.
+# Settings with embedding hosts, which have no towers and share the work of the tables.
 APART = {
     **SETTINGS,
     "compute": "hardware.embedding_hosts: more, where lookups take long; a smaller dense part (model.*)",
     BETWEEN: "partition.exchange=fp16: half of the bytes; hardware.embedding_hosts: more links",
     "memory": "hardware.embedding_ddr_gib",
 }
-# What a step's time depends on; capacities are settings.
+# The speeds that a step's time depends on; capacities are settings.
 SPEEDS = {
     "dense_gflop_per_s": "GFLOP/s",
     "dense_gb_per_s": "GB/s",
@@ -63,7 +63,7 @@ MEMORY = {"cpu": "ddr_gb_per_s", "cuda": "hbm_gb_per_s"}
 
 
 def setting_of(bound: str, hardware: HardwareConfig) -> str:
-    """What moves a ``bound`` on such a cluster."""
+    """Return what moves a ``bound`` on such a cluster."""
     return (APART if hardware.embedding_hosts else SETTINGS)[bound]
 
 
@@ -71,9 +71,9 @@ def setting_of(bound: str, hardware: HardwareConfig) -> str:
 class Rates:
     """What one rank reads and writes beside its steps.
 
-    ``rows_per_s``: decoded; ``row_bytes``: of a train row in the store; ``read_gb_per_s``: from the store by one rank;
-    ``checkpoint_gb_per_s``: of float32 rows with their state, encoded and written; ``store_gb_per_s``: what the store
-    serves all ranks together, 0: no limit is known.
+    ``rows_per_s``: decoded rows; ``row_bytes``: size of a train row in the store; ``read_gb_per_s``: what one rank
+    reads from the store; ``checkpoint_gb_per_s``: float32 rows with their state, encoded and written;
+    ``store_gb_per_s``: what the store serves all ranks together, 0: no limit is known.
     """
 
     rows_per_s: float
@@ -91,7 +91,7 @@ def worlds(
     per_rank: int | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[World]:
-    """A prediction for every number of ``ranks``, rising; each is rounded up to whole hosts.
+    """Return a prediction for every number of ``ranks``, rising; each is rounded up to whole hosts.
 
     ``per_rank``: samples of a step on every rank; None: the batch stays as it is, whatever the ranks. ``progress``:
     called with (worlds planned, worlds in all).
@@ -100,12 +100,12 @@ def worlds(
     counts = sorted(set(ranks))
     for done, count in enumerate(counts):
         progress(done, len(counts))
-        # Two counts may be the same world once they are rounded up to whole hosts.
+        # Two counts may give the same world once they are rounded up to whole hosts.
         sized = resized(inputs, count, per_rank)
         if sized.world_size not in found:
             found[sized.world_size] = _predict(sized, rates, checkpoint)
     progress(len(counts), len(counts))
-    # Efficiency is samples/s of a rank over those of a rank in the smallest world that fits.
+    # Efficiency is the samples/s per rank, relative to the smallest world that fits.
     alone: float | None = None
     records = []
     for world in found.values():
@@ -119,11 +119,11 @@ def worlds(
 
 
 def resized(inputs: PlanInputs, ranks: int, per_rank: int | None = None) -> PlanInputs:
-    """``inputs`` for ``ranks`` ranks or more, on whole hosts; ``per_rank``: samples a step on each (None: as is).
+    """Return ``inputs`` for at least ``ranks`` ranks on whole hosts, with ``per_rank`` samples a step (None: as is).
 
     Embedding hosts stay the same share of all hosts, at least one, beside at least one worker.
     """
-    # Fewer ranks than a host has make a smaller host.
+    # With fewer ranks than a host has, assume a smaller host.
     local = min(inputs.hardware.ranks_per_host, ranks)
     hosts, owners = -(-ranks // local), inputs.hardware.embedding_hosts
     if owners:
@@ -184,9 +184,9 @@ def _predict(inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig) -> 
 def beside_ms(
     predicted: Prediction, inputs: PlanInputs, rates: Rates, checkpoint: CheckpointConfig, step_ms: float
 ) -> dict[str, float]:
-    """Ms a step of what goes on beside the steps (BESIDE) on the rank that has most of it.
+    """Return the ms per step of work beside the steps (BESIDE), on the rank that has most of it.
 
-    A checkpoint counts as a baseline, written between it and the next one.
+    A checkpoint counts as a baseline that is written until the next one begins.
     """
     groups = sum(map(len, inputs.schema.groups.get("train", [])))
     rows = inputs.batch * decoded_share(inputs.train, inputs.hardware.workers, groups)
@@ -197,53 +197,56 @@ def beside_ms(
     steps = steps_between(inputs, checkpoint, step_ms)
     written = 0.0
     if steps:
-        # All ranks write at the same time, so the one with most bytes of tables decides.
+        # All ranks write at the same time, so the rank with the most bytes of tables decides.
         written = max(predicted.tables) / rates.checkpoint_gb_per_s / BYTES_PER_MS / steps
     return {"reader": 1e3 * rows / rates.rows_per_s, "store": store, "checkpoint": written}
 
 
 def steps_between(inputs: PlanInputs, checkpoint: CheckpointConfig, step_ms: float) -> float:
-    """Steps between two checkpoints; without any on the way those of the training, 0 where its rows are not known."""
+    """Return the steps between two checkpoints, or those of the training if it takes none before its end.
+
+    0 stands for an unknown number of steps.
+    """
     rows, train = inputs.schema.rows.get("train", 0), inputs.train
     every = [float(train.max_steps or train.epochs * rows / inputs.batch)]
     if checkpoint.every_steps is not None:
         every.append(float(checkpoint.every_steps))
     if checkpoint.every_minutes is not None:
         every.append(checkpoint.every_minutes * MINUTE_MS / step_ms)
-    # Whichever comes first; 0 stands for an unknown number of steps.
+    # Take whichever comes first; 0 stands for an unknown number of steps.
     return min(filter(None, every), default=0.0)
 
 
 def whole_ms(parts: Mapping[str, float], device: str) -> float:
-    """Ms that a step takes with all that goes on beside it.
+    """Return the ms that a step takes with all that goes on beside it.
 
     On a GPU the longest counts. On a CPU the reader takes its time from the step, whose cores it works on.
     """
     inside = sum(ms for name, ms in parts.items() if name not in BESIDE)
     if device == "cpu":
         inside += parts["reader"]
-    # All of these go on at the same time, so the longest counts and not their sum.
+    # All of these run at the same time, so the longest one counts and not their sum.
     return max(inside, *(parts[name] for name in BESIDE))
 
 
 def longest(parts: Mapping[str, float], device: str) -> str:
-    """The part that a step waits for: what goes on beside it where that takes longer, else the step's longest part."""
+    """Return the part that a step waits for: work beside it that takes longer, else the step's longest part."""
     whole = whole_ms(parts, device)
     beside = max(BESIDE, key=lambda name: parts[name])
     if parts[beside] >= whole:
         return beside
-    # The step waits for nothing beside it. On a CPU the reader is a part of the step and may be its longest one.
+    # The step waits for nothing beside it. On a CPU, the reader is part of the step and may be its longest part.
     inside = [name for name in parts if name not in BESIDE or (name == "reader" and device == "cpu")]
     return max(inside, key=lambda name: parts[name])
 
 
 def wall_of(found: list[World], device: str) -> Wall | None:
-    """Where growing ends to pay: the first world that no plan fits, or whose samples/s grow by less than GROWS.
+    """Return where growing stops paying off: the first world that no plan fits, or that gains less than GROWS.
 
-    Its bound is the part of the step that is longest beyond its share: that of the world before, divided by how many
-    times the ranks there are. None where all worlds pay.
+    Its bound is the part of the step that exceeds its ideal share most: its time in the world before, divided by the
+    growth of the ranks. None if all worlds pay off.
     """
-    # The first world is its own predecessor: it may not fit either, but there is none to compare it with.
+    # The first world is compared with itself: it may not fit either, but has no predecessor.
     for before, each in pairwise([found[0], *found]):
         if not each.fits:
             return Wall(ranks=each.ranks, bound=each.bound, setting=each.setting)
@@ -251,7 +254,8 @@ def wall_of(found: list[World], device: str) -> Wall | None:
             continue
         more = each.ranks / before.ranks
         if each.samples_per_s / before.samples_per_s - 1 < GROWS * (more - 1):
-            # With a fixed number of samples a rank, more ranks have a larger batch: parts are scaled to the former one.
+            # With a fixed number of samples per rank, more ranks have a larger batch, so parts are scaled to the former
+            # batch.
             own, former = each.parts or {}, before.parts or {}
             per_sample = before.batch / each.batch
             beyond = {name: max(ms * per_sample - former[name] / more, 0.0) for name, ms in own.items()}
@@ -276,17 +280,17 @@ def predict_scale(
     """Predict the worlds of ``ranks`` ranks, the wall, and tell measured figures from assumed ones.
 
     Args:
-        config: Of the training.
-        inputs: Of its plan.
+        config: The training's configuration.
+        inputs: The inputs of its plan.
         rates: What one rank reads and writes.
         measured_rates: ``rates`` as figures.
         ranks: See ``worlds``, as ``per_rank`` and ``progress``.
-        served: GB/s of the store to all ranks; 0: as much as they ask for.
+        served: GB/s that the store serves to all ranks; 0: as much as they ask for.
     """
     rates = replace(rates, store_gb_per_s=served)
     predictions = worlds(inputs, rates, config.checkpoint, ranks, per_rank, progress)
     largest = predictions[-1]
-    # The speeds of the hardware: those that calibration measured on this machine, and those that settings say.
+    # Hardware speeds were either measured on this machine by calibration or set by the user.
     cached = find_kept(config) if config.hardware.measured else None
     calibrated: set[str] = set()
     if cached is not None and cached.day:
@@ -317,7 +321,7 @@ def predict_scale(
 
 
 def _rules(inputs: PlanInputs, ranks: int, per_rank: int | None) -> tuple[str, ...]:
-    """Say what the prediction assumes; ``ranks``: those with samples in the largest world."""
+    """Say what the prediction assumes; ``ranks``: the number with samples in the largest world."""
     groups = sum(map(len, inputs.schema.groups.get("train", [])))
     share = decoded_share(inputs.train, ranks, groups)
     each = "worker" if inputs.hardware.embedding_hosts else "rank"

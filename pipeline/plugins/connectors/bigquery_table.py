@@ -35,17 +35,17 @@ from pipeline.ingest.times import SECONDS_PER_HOUR, end_of_day
 from pipeline.plugins.connectors.options import ANONYMOUS
 from pipeline.specs.connector import Delivery, Excerpt, Snapshot
 
-SECONDS = 60.0  # that the service may take to answer
+SECONDS = 60.0  # time limit for the service's answer
 MOST_STREAMS = 16
 _MESSAGE = [("grpc.max_receive_message_length", -1)]
 _PASSING = (exceptions.ServerError, exceptions.TooManyRequests, exceptions.RetryError, TransportError)
 
 
 def client_of(data: DataConfig) -> BigQueryReadClient:
-    """A client of the service, or of the ``endpoint`` of ``data.options``."""
+    """Return a client of the service, or of the ``endpoint`` of ``data.options``."""
     endpoint = data.options.get("endpoint")
     if data.options.get("credentials") == ANONYMOUS:
-        # An emulator has no TLS, which the client's default transport insists on.
+        # An emulator has no TLS, which the client's default transport requires.
         channel = grpc.insecure_channel(endpoint or "localhost:9060", options=_MESSAGE)
         return BigQueryReadClient(transport=BigQueryReadGrpcTransport(channel=channel))
     settings = {"api_endpoint": endpoint} if endpoint else None
@@ -78,15 +78,15 @@ def answering(data: DataConfig) -> Iterator[None]:
 
 
 class BigQuerySnapshot(Snapshot):
-    """The table at ``time``."""
+    """The table as it was at ``time``."""
 
     def __init__(self, data: DataConfig) -> None:
         self.data = data
         if data.snapshot is not None:
             self.time = datetime.fromisoformat(data.snapshot)
         elif data.days:
-            # A day's rows are complete some hours after its end. The time must not depend on when it is read, so that
-            # the same command has the same key tomorrow.
+            # A day's rows are complete some hours after its end. The time must not depend on when the table is read, so
+            # that the same command has the same key tomorrow.
             hours = float(data.options.get("settled_hours", "3"))
             settled = end_of_day(data.days[-1], data.time_zone) + hours * SECONDS_PER_HOUR
             self.time = datetime.fromtimestamp(settled, UTC)
@@ -102,7 +102,7 @@ class BigQuerySnapshot(Snapshot):
 
     def delivery(self, day: date | None) -> Delivery:
         if self.time.timestamp() > time.time():
-            # The service refuses a time in the future. A missing part makes a night wait for it.
+            # The service refuses a time in the future. A missing part makes the night wait for it.
             missing = f"{self.data.path} is read as of {self.time.isoformat()}, which is to come"
             return Delivery(parts=1, missing=(missing,))
         session = self._session(day)
@@ -110,7 +110,7 @@ class BigQuerySnapshot(Snapshot):
 
     def sources(self, day: date | None, spec: DataSpec, block_bytes: int) -> list[Source]:
         session = self._session(day, spec)
-        # As bytes, and taken out of the message once: a source travels to other processes.
+        # Keep the schema as bytes, taken out of the message once: sources are sent to other processes.
         schema = session.arrow_schema.serialized_schema
         sources: list[Source] = []
         for number, stream in enumerate(session.streams):
@@ -134,12 +134,12 @@ class BigQuerySnapshot(Snapshot):
                 if sum(frame.height for frame in frames) >= rows:
                     break
         frame = pl.concat(frames).head(rows) if frames else pl.DataFrame()
-        # The service only estimates the number of rows; more may have been read.
+        # The service only estimates the number of rows, so more may have been read.
         return Excerpt(frame=frame, total=max(session.estimated_row_count, frame.height), parts=1)
 
     @cached_property
     def _whole(self) -> Any:
-        """A session of one stream of all columns, which tells the types."""
+        """A session of one stream of all columns, which gives their types."""
         return self._create(ReadSession.TableReadOptions(), streams=1)
 
     def _session(self, day: date | None, spec: DataSpec | None = None) -> Any:
@@ -174,15 +174,15 @@ def _schema(session: Any) -> pa.Schema:
 
 
 def restriction(data: DataConfig, schema: pa.Schema, day: date) -> str:
-    """The rows of ``day`` in SQL; ingestion itself then decides row by row. "" where the column's type tells none."""
+    """Return SQL for the rows of ``day``, or "" if the column's type allows none. Ingestion still checks each row."""
     name, one = data.day_column or data.timestamp or "", timedelta(days=1)
-    # The condition may let rows of other days through, but must never keep out one of the day.
+    # The condition may let rows of other days through, but must never drop a row of this day.
     kind = schema.field(name).type
     low, high = int(end_of_day(day - one, data.time_zone)), int(end_of_day(day, data.time_zone))
     if pa.types.is_date(kind):
         return f"`{name}` = CAST('{day}' AS DATE)"
     if pa.types.is_timestamp(kind):
-        # A time without a zone is already in the log's days; one with a zone is an instant, whose day is that in
+        # A time without a zone is already in the log's days. A time with a zone is an instant, whose day depends on
         # ``data.time_zone``.
         start, end, as_type = f"{day} 00:00:00", f"{day + one} 00:00:00", "DATETIME"
         if kind.tz is not None:
@@ -193,15 +193,16 @@ def restriction(data: DataConfig, schema: pa.Schema, day: date) -> str:
     packed = str(day).replace("-", "")
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
         if data.time_format is not None:
-            return ""  # such text has another order than the days
-        # Texts with different UTC offsets do not sort by time, so with a zone a day is added on either side.
+            return ""  # such text does not sort by day
+        # Texts with different UTC offsets do not sort by time, so with a time zone the range extends by a day on either
+        # side.
         around = one if data.time_zone else timedelta()
         return f"(`{name}` >= '{day - around}' AND `{name}` < '{day + one + around}') OR `{name}` = '{packed}'"
     if not pa.types.is_integer(kind):
         return ""
     if data.day_column is not None:
         return f"`{name}` = {day_number(day)} OR `{name}` = {packed}"
-    # Seconds to nanoseconds since 1970: ingestion tells the unit by the size of the number, as these ranges do.
+    # Match seconds to nanoseconds since 1970. Ingestion tells the unit by the size of the number, as these ranges do.
     ranges = []
     for unit in (1, 10**3, 10**6, 10**9):
         ranges.append(f"(`{name}` >= {low * unit} AND `{name}` < {high * unit})")
@@ -209,7 +210,7 @@ def restriction(data: DataConfig, schema: pa.Schema, day: date) -> str:
 
 
 def batches(data: DataConfig, stream: str, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """The batches of a stream; a connection that breaks is taken up where it broke."""
+    """Yield the batches of a stream, and resume after a broken connection."""
     with answering(data):
         for answer in client_of(data).read_rows(stream, timeout=None):
             yield pa.ipc.read_record_batch(pa.py_buffer(answer.arrow_record_batch.serialized_record_batch), schema)
@@ -227,7 +228,7 @@ class StreamSource(Source):
     label: str
 
     def blocks(self) -> Iterator[Block]:
-        """Rows as they are typed, numbered from 1."""
+        """Yield rows as they are typed, numbered from 1."""
         schema, waiting, first = pa.ipc.read_schema(pa.py_buffer(self.schema)), list[pa.RecordBatch](), 1
         for batch in batches(self.data, self.stream, schema):
             waiting.append(batch)

@@ -14,7 +14,7 @@ from pipeline.specs.connector import Connector, Snapshot
 if TYPE_CHECKING:
     from pipeline.config.data import DataConfig
 
-# Every configuration imports this file, so the libraries of the connectors are imported where a snapshot is opened.
+# Every configuration imports this file, so a connector's library is imported only when a snapshot is opened.
 
 _BIGQUERY_TABLE = re.compile(r"[^.`]+\.[^.`]+\.[^.`]+")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
@@ -104,7 +104,7 @@ class BigQuery(Connector):
             )
 
     def latest(self, data: DataConfig) -> Snapshot:
-        """The table a minute ago."""
+        """Return the table as it was a minute ago."""
         now = datetime.now(UTC) - timedelta(minutes=1)
         return self.open(replace(data, day=None, snapshot=now.strftime("%Y-%m-%dT%H:%M:%SZ")))
 

@@ -32,8 +32,8 @@ from pipeline.plugins.connectors.table_files import (
 )
 from pipeline.specs.connector import newest
 
-MOST_BACK = 1000  # versions that are looked through for one that has the files of a key
-# What tables may have switched on that changes how they are read: docs of the protocol, "Reader Features".
+MOST_BACK = 1000  # versions to search for one that has the files of a key
+# Table features that change how a table is read and that this reader knows (Delta protocol, "Reader Features").
 _KNOWN = {
     "deletionVectors",
     "timestampNtz",
@@ -49,13 +49,13 @@ _PHYSICAL = "delta.columnMapping.physicalName"
 
 
 def _open_file(uri: str, options: dict[str, str], path: str) -> BinaryIO:
-    # deltalake's own client knows the storage options, which Arrow's file systems name differently.
+    # Use deltalake's own client, which knows the storage options; Arrow's file systems name them differently.
     files: Any = DeltaStorageHandler(uri, options)
     return opened(path, lambda: PyFileSystem(files).open_input_file(path))
 
 
 class DeltaSnapshot(TableSnapshot):
-    """``table`` as loaded."""
+    """The loaded version of ``table``."""
 
     def __init__(self, data: DataConfig, table: DeltaTable) -> None:
         self.data, self.table = data, table
@@ -69,7 +69,7 @@ class DeltaSnapshot(TableSnapshot):
         types = pa.schema(table.schema().to_arrow())
         columns = []
         for field in json.loads(table.schema().to_json())["fields"]:
-            # Files of a table with column mapping keep the names that columns had when they were added.
+            # In a table with column mapping, files keep the names that columns had when they were added.
             key = field["metadata"].get(_PHYSICAL, field["name"])
             columns.append(TableColumn(name=field["name"], type=types.field(field["name"]).type, key=key))
         version = f"version {table.version()} of {data.path}"
@@ -81,7 +81,7 @@ class DeltaSnapshot(TableSnapshot):
         wanted = day_number(day)
         files = []
         for file, days in zip(self._files, self._days, strict=True):
-            # A file may hold any day if the log says nothing about its days.
+            # If the log has no days for a file, the file may hold any day.
             if days is None or days[0] <= wanted <= days[1]:
                 files.append(file)
         return files
@@ -91,12 +91,12 @@ class DeltaSnapshot(TableSnapshot):
 
     @cached_property
     def _days(self) -> list[tuple[int, int] | None]:
-        """The first and the last day of every file: by its partition, else by the statistics in the log."""
+        """Return the first and the last day of every file, by its partition or else by the log's statistics."""
         data = self.data
         column = data.day_column or data.timestamp
         if column is None:
             return [None] * len(self._actions)
-        # Partitions and statistics have the logical or the physical name of a column, depending on the log's writer.
+        # Partitions and statistics use the logical or the physical name of a column, depending on the log's writer.
         names = {column}
         if column in self.columns:
             names.add(str(self.columns[column].key))
@@ -136,10 +136,10 @@ class DeltaSnapshot(TableSnapshot):
                     name = name.removeprefix("partition.")
                     constants[keys.get(name, name)] = value
             rows, deleted, vector = action.get("num_records") or 0, None, ""
-            # With another deletion vector the same file has other rows, so the vector is part of its mark.
+            # The same file has other rows with another deletion vector, so the vector is part of its mark.
             if path in vectors:
                 rows -= len(vectors[path])
-                # As bytes: a file travels to other processes.
+                # Keep the vector as bytes, since a file is sent to other processes.
                 packed = vectors[path].tobytes()
                 deleted, vector = partial(np.frombuffer, packed, np.int64), hashlib.sha256(packed).hexdigest()
             files.append(
@@ -156,14 +156,14 @@ class DeltaSnapshot(TableSnapshot):
         return files
 
     def _vectors(self) -> dict[str, np.ndarray]:
-        """The rows that deletion vectors take out, by the file's path."""
+        """Return the rows that deletion vectors remove, by the file's path."""
         if "deletionVectors" not in (self.table.protocol().reader_features or ()):
             return {}
         root = str(self.table.table_uri).rstrip("/") + "/"
         vectors = {}
         for batch in pa.RecordBatchReader.from_stream(self.table.deletion_vectors()):
             for path, keep in zip(batch.column("filepath"), batch.column("selection_vector"), strict=True):
-                # The addresses here are absolute, those in the log relative to the table.
+                # These addresses are absolute, while those in the log are relative to the table.
                 name = unquote(path.as_py()).removeprefix("file://").removeprefix(root.removeprefix("file://"))
                 kept = keep.values.to_numpy(zero_copy_only=False)
                 vectors[name] = np.flatnonzero(~kept.astype(bool)).astype(np.int64)
@@ -171,7 +171,7 @@ class DeltaSnapshot(TableSnapshot):
 
 
 def open_table(data: DataConfig, mark: str) -> DeltaSnapshot:
-    """The version that ``data.snapshot`` names, else the newest; with ``mark``, the newest that has its files."""
+    """Return the version that ``data.snapshot`` names, or the newest; with ``mark``, the newest that has its files."""
     with answering(data):
         table = DeltaTable(data.path or "", storage_options=dict(data.options) or None)
         if data.snapshot is not None:
@@ -190,7 +190,7 @@ def open_table(data: DataConfig, mark: str) -> DeltaSnapshot:
             try:
                 table.load_as_version(number - back)
             except (DeltaError, OverflowError):
-                # The log of that version was cleaned up, or there never was such a version.
+                # The log of that version was cleaned up, or the version never existed.
                 return None
             return DeltaSnapshot(data, table)
 
@@ -219,7 +219,7 @@ def answering(data: DataConfig) -> Iterator[None]:
             f"{data.path} cannot be read as a Delta Lake table: {error_message(error)}", hint="repair the table"
         ) from None
     except PermissionError:
-        # It is an OSError, too, but waiting does not help.
+        # PermissionError is an OSError, too, but waiting does not help.
         raise
     except OSError as error:
         raise UnreachableError(

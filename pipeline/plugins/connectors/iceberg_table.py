@@ -52,10 +52,10 @@ from pipeline.plugins.connectors.table_files import (
 )
 from pipeline.specs.connector import newest
 
-_where: Any = expressions  # its own annotations leave out the forms that its documentation has
+_where: Any = expressions  # pyiceberg's annotations leave out the forms that its documentation has
 _REFUSALS = (UnauthorizedError, ForbiddenError, OAuthError, AuthorizationExpiredError)
-_CLIENTS = ("sqlalchemy", "thrift")  # of catalogs, besides those of a store
-MOST_BACK = 1000  # snapshots that are looked through for one that has the files of a key
+_CLIENTS = ("sqlalchemy", "thrift")  # client libraries of catalogs, besides those of a store
+MOST_BACK = 1000  # snapshots to search for one that has the files of a key
 
 
 def _open_file(io: FileIO, path: str) -> BinaryIO:
@@ -63,11 +63,11 @@ def _open_file(io: FileIO, path: str) -> BinaryIO:
 
 
 def _deleted_rows(io: FileIO, path: str, delete_files: Sequence[IcebergFile]) -> np.ndarray:
-    """The rows that delete files take out of the file at ``path``: positions, or vectors of version 3."""
+    """Return the rows that delete files remove from the file at ``path``: positions, or vectors of version 3."""
     rows = [np.zeros(0, np.int64)]
     for file in delete_files:
         with _open_file(io, file.file_path) as stream:
-            # The names of the columns are those of the format's specification, "Delete Formats".
+            # Column names are those of the format's specification, "Delete Formats".
             if file.file_format == FileFormat.PUFFIN:
                 for vector in deletion_vectors_from_puffin_file(PuffinFile(stream.read())):
                     if vector.referenced_data_file == path:
@@ -88,14 +88,14 @@ def _deleted_rows(io: FileIO, path: str, delete_files: Sequence[IcebergFile]) ->
 
 
 class IcebergSnapshot(TableSnapshot):
-    """Snapshot ``number`` of ``table``, None for a table to which nothing was written yet."""
+    """Snapshot ``number`` of ``table``; None for a table that was never written to."""
 
     def __init__(self, data: DataConfig, table: Table, number: int | None) -> None:
         self.data, self.table, self.number = data, table, number
         types = schema_to_pyarrow(self._schema, include_field_ids=False)
         columns = []
         for field in self._schema.fields:
-            # Columns are found by their field id, since a file keeps the names of the time when it was written.
+            # Find columns by their field id, since a file keeps the names of the time when it was written.
             columns.append(TableColumn(name=field.name, type=types.field(field.name).type, key=field.field_id))
         self._planned: dict[date | None, list[DataFile]] = {}
         identity = str(table.metadata.table_uuid)
@@ -103,7 +103,7 @@ class IcebergSnapshot(TableSnapshot):
 
     @property
     def _schema(self) -> Schema:
-        """The columns as they were then."""
+        """The columns as they were in this snapshot."""
         if self.number is None:
             return self.table.schema()
         return cast(Schema, self._scan(AlwaysTrue()).projection())
@@ -116,12 +116,12 @@ class IcebergSnapshot(TableSnapshot):
             tasks: list[FileScanTask] = []
             if self.number is not None:
                 tasks = self._tasks(AlwaysTrue() if day is None else self._of(day))
-            # Sorted by path, since the order of a plan may differ from call to call.
+            # Sort by path, since the order of a plan may differ from call to call.
             self._planned[day] = sorted(map(self._file, tasks), key=lambda file: file.path)
         return self._planned[day]
 
     def has_later(self, day: date) -> bool:
-        """Whether a plan for all that comes later has files."""
+        """Return whether a plan for all later days has files."""
         return self.number is not None and bool(self._tasks(self._of(day + timedelta(days=1), on=True)))
 
     def _tasks(self, where: BooleanExpression) -> list[FileScanTask]:
@@ -129,7 +129,7 @@ class IcebergSnapshot(TableSnapshot):
             with answering(self.data):
                 return retried(lambda: list(self._scan(where).plan_files()), f"planning {self.version}")
         except (NotImplementedError, ValueError) as error:
-            # pyiceberg has no error of its own for deletes that it cannot read, so the message has to tell.
+            # pyiceberg has no error class for deletes that it cannot read, so check the message.
             if "equality deletes" not in str(error):
                 raise
             raise DataError(
@@ -138,13 +138,13 @@ class IcebergSnapshot(TableSnapshot):
             ) from None
 
     def _of(self, first: date, *, on: bool = False) -> BooleanExpression:
-        """What rows of the day ``first`` fulfil; ``on``: of that day and all later ones."""
+        """Return the condition for rows of the day ``first``; with ``on``, for that day and all later ones."""
         name = self.data.day_column or self.data.timestamp or ""
         if name not in self.columns:
-            return AlwaysTrue()  # ``sources`` tells
+            return AlwaysTrue()  # ``sources`` reports the missing column
         kind, zone, one = self._schema.find_type(name), self.data.time_zone, timedelta(days=1)
         low, start = int(end_of_day(first - one, zone)), first.isoformat()
-        # With ``on``, for all later days as well, there is no upper bound.
+        # If ``on`` asks for all later days as well, there is no upper bound.
         high: int | None = None
         end: str | None = None
         if not on:
@@ -158,20 +158,20 @@ class IcebergSnapshot(TableSnapshot):
             return _between(name, start, high and datetime.fromtimestamp(high, UTC).isoformat())
         packed = start.replace("-", "")
         if isinstance(kind, StringType) and self.data.time_format is not None:
-            return AlwaysTrue()  # such text has another order than the days
+            return AlwaysTrue()  # such text does not sort by day
         if isinstance(kind, StringType):
-            around = one if zone else timedelta()  # offsets in the text have another order than time
+            around = one if zone else timedelta()  # text with UTC offsets does not sort by time
             begin, end = (first - around).isoformat(), end and (first + one + around).isoformat()
             return _where.Or(_between(name, begin, end), _packed(name, packed, on))
         if not isinstance(kind, IntegerType | LongType):
             return AlwaysTrue()
-        # A whole number may count days since 1970 or be YYYYMMDD; without a column of days it may also be a time.
+        # A whole number may be days since 1970 or YYYYMMDD; in a timestamp column it may also be a time.
         number = day_number(first)
         after = None if on else number + 1
         whole = _where.Or(_between(name, number, after), _packed(name, int(packed), on))
         if self.data.day_column is not None:
             return whole
-        # Of the units only seconds since 1970 fit into 32 bits.
+        # Only seconds since 1970 fit into 32 bits.
         units = (1,) if isinstance(kind, IntegerType) else (1, 10**3, 10**6, 10**9)
         for unit in units:
             whole = _where.Or(whole, _between(name, low * unit, high and high * unit))
@@ -184,19 +184,19 @@ class IcebergSnapshot(TableSnapshot):
                 f"{file.file_path} of {self.version} is {file.file_format.name}, expected Parquet",
                 hint="write.format.default=parquet for the table, and rewrite its data files",
             )
-        # Values of the columns by which the table is partitioned: files that came from Hive lack them.
+        # Collect the values of the columns that partition the table: files that came from Hive lack these columns.
         constants = {}
         for place, field in enumerate(self.table.metadata.specs()[file.spec_id].fields):
             name = self._schema.find_column_name(field.source_id)
             if not isinstance(field.transform, IdentityTransform) or name not in self.columns:
                 continue
             value, kind = file.partition[place], self.columns[name].type
-            # Manifests have days or microseconds since 1970, which Arrow converts only by a cast.
+            # Manifests store days or microseconds since 1970, which Arrow converts only by a cast.
             if isinstance(value, int) and pa.types.is_temporal(kind):
                 whole = pa.int32() if pa.types.is_date32(kind) else pa.int64()
                 value = pa.array([value], whole).cast(kind)[0].as_py()
             constants[name] = value
-        # With other delete files the same file has other rows, so they are part of its mark.
+        # The same file has other rows with other delete files, so these are part of its mark.
         deletes = tuple(sorted(task.delete_files, key=lambda each: each.file_path))
         marks = [f"{each.file_path}|{each.file_size_in_bytes}" for each in deletes]
         deleted = partial(_deleted_rows, io, file.file_path, deletes) if deletes else None
@@ -212,7 +212,7 @@ class IcebergSnapshot(TableSnapshot):
 
 
 def _between(name: str, low: Any, high: Any) -> BooleanExpression:
-    """From ``low`` on; with ``high``, below it, or nothing."""
+    """Return the condition that a value is at least ``low`` and, if given, below ``high``."""
     at_least: BooleanExpression = _where.GreaterThanOrEqual(name, low)
     if high is None:
         return at_least
@@ -220,15 +220,15 @@ def _between(name: str, low: Any, high: Any) -> BooleanExpression:
 
 
 def _packed(name: str, value: Any, on: bool) -> BooleanExpression:
-    """The day as YYYYMMDD, and with ``on`` all later ones, whose numbers and texts are larger."""
+    """Return the condition for a day as YYYYMMDD; with ``on``, also for later days, which compare as larger."""
     return _where.GreaterThanOrEqual(name, value) if on else _where.EqualTo(name, value)
 
 
 def open_table(data: DataConfig, mark: str) -> IcebergSnapshot:
-    """The snapshot that ``data.snapshot`` names, else the newest; with ``mark``, the newest that has its files."""
+    """Return the snapshot that ``data.snapshot`` names, or the newest; with ``mark``, the newest that has its files."""
     with answering(data):
         table = retried(lambda: _table(data), f"opening {data.path}")
-        # Newest first, each the parent of the one before, up to a parent that has expired.
+        # List the snapshots from the newest on, each followed by its parent, up to a parent that has expired.
         numbers: list[int] = []
         if data.snapshot is not None:
             numbers.append(_number(table, data))
@@ -264,7 +264,7 @@ def _table(data: DataConfig) -> Table:
             f"data.path={data.path}: catalog {catalog!r} has no table {name!r}",
             hint="data.path=<catalog>.<namespace>.<table>",
         ) from None
-    except ValueError as error:  # of a catalog that nothing describes
+    except ValueError as error:  # the configuration does not describe this catalog
         raise ConfigError(
             f"data.path={data.path}: catalog {catalog!r} is not configured: {error}",
             hint=f"describe it in ~/.pyiceberg.yaml, or data.options={{type: sql, uri: ...}}; {catalog} is its name",
@@ -272,7 +272,7 @@ def _table(data: DataConfig) -> Table:
 
 
 def _number(table: Table, data: DataConfig) -> int:
-    # A table to which nothing was written yet has no snapshot.
+    # A table that was never written to has no snapshot.
     newest = getattr(table.current_snapshot(), "snapshot_id", "null")
     number = snapshot_number(data, "the id of a snapshot of an Iceberg table", newest)
     if table.snapshot_by_id(number) is None:
@@ -285,7 +285,7 @@ def _number(table: Table, data: DataConfig) -> int:
 
 @contextmanager
 def answering(data: DataConfig) -> Iterator[None]:
-    """Turn what catalogs raise into errors that say what to do; an UnreachableError where they do not answer."""
+    """Turn what catalogs raise into errors that say what to do; an UnreachableError if they do not answer."""
     try:
         yield
     except (NightjarError, FileNotFoundError, PermissionError):
@@ -300,7 +300,7 @@ def answering(data: DataConfig) -> Iterator[None]:
             hint="its credentials are in .pyiceberg.yaml: token or credential, and the rights of that account",
         ) from None
     except Exception as error:
-        # A catalog may be a database: its driver's errors pass through pyiceberg. A ValueError is about a setting.
+        # A catalog may be a database, whose driver's errors pass through pyiceberg. A ValueError is about a setting.
         client = type(error).__module__.partition(".")[0] in _CLIENTS and not isinstance(error, ValueError)
         if not (isinstance(error, RESTError | OSError) or client or passes(error)):
             raise

@@ -28,10 +28,10 @@ from pipeline.plugins.connectors.messages import MessageBlock, decoder_of, schem
 from pipeline.plugins.connectors.options import CONFIG_FILE, REGISTRY, SCHEMA_FILE
 from pipeline.specs.connector import Delivery, Excerpt, Snapshot
 
-SECONDS = 30.0  # that brokers may take to answer
-AT_ONCE = 10_000  # messages that are asked for
-WAIT = 0.2  # seconds for them to come
-PART_MESSAGES = 1_000_000  # of a part that another process reads
+SECONDS = 30.0  # time limit for an answer of the brokers
+AT_ONCE = 10_000  # messages per request
+WAIT = 0.2  # seconds to wait for them
+PART_MESSAGES = 1_000_000  # messages in a part that another process reads
 _RANGE = re.compile(r"(\d+):(\d+)-(\d+)")
 _OURS = {CONFIG_FILE, SCHEMA_FILE, REGISTRY}
 _EXCERPT_PARTS = 8
@@ -46,7 +46,7 @@ _REFUSALS = (
 
 @dataclass(frozen=True)
 class Span:
-    """Offsets of a ``partition``: from ``start`` on, below ``end``."""
+    """Offsets of a ``partition`` from ``start`` on and below ``end``."""
 
     partition: int
     start: int
@@ -57,19 +57,19 @@ class Span:
 
     @property
     def size(self) -> int:
-        """Offsets in it: at most as many messages."""
+        """The number of offsets, which have at most as many messages."""
         return self.end - self.start
 
 
 def spans_of(text: str) -> list[Span]:
-    """``0:10-99,1:0-50`` as spans; ValueError for anything else."""
+    """Parse ``0:10-99,1:0-50`` into spans; ValueError for anything else."""
     spans: dict[int, Span] = {}
     for part in filter(None, map(str.strip, text.split(","))):
         match = _RANGE.fullmatch(part)
         if match is None:
             raise ValueError(text)
         span = Span(*map(int, match.groups()))
-        # Two spans of a partition might overlap, and rows in both would count twice.
+        # Two spans of a partition could overlap, which would count rows twice.
         if span.end < span.start or span.partition in spans:
             raise ValueError(text)
         spans[span.partition] = span
@@ -79,7 +79,7 @@ def spans_of(text: str) -> list[Span]:
 
 
 def properties(data: DataConfig) -> dict[str, Any]:
-    """Properties of a consumer that reads what it is told to, and leaves no trace in the cluster."""
+    """Return the properties of a consumer that reads only the given ranges and leaves no trace in the cluster."""
     given = {name: value for name, value in data.options.items() if name not in _OURS}
     file = data.options.get(CONFIG_FILE)
     if file:
@@ -96,8 +96,8 @@ def properties(data: DataConfig) -> dict[str, Any]:
     return {
         "log_level": 2,
         **given,
-        # Last, so that nothing given can change it: no offset of the group is ever stored, and a range that retention
-        # has cut is an error rather than a jump to what is left.
+        # These come last, so that no given option changes them: offsets of the group are never stored, and a range that
+        # retention has cut raises an error instead of jumping to what is left.
         "group.id": given.get("group.id", "nightjar"),
         "enable.auto.commit": False,
         "enable.auto.offset.store": False,
@@ -108,7 +108,7 @@ def properties(data: DataConfig) -> dict[str, Any]:
 
 @contextmanager
 def consumer_of(data: DataConfig) -> Iterator[Any]:
-    """A consumer, closed afterwards; what it raises as errors that say what to do."""
+    """Yield a consumer and close it afterwards; its errors are raised as errors that say what to do."""
     try:
         consumer = Consumer(properties(data))
     except (KafkaException, ValueError) as error:
@@ -137,7 +137,7 @@ def _silent(data: DataConfig, reason: str) -> UnreachableError:
 
 
 class TopicSnapshot(Snapshot):
-    """``spans`` of a topic by day; None stands for everything. ``open``: days of which some partition has no end."""
+    """The ``spans`` of a topic by day (None: everything), and ``open``, the days without an end in some partition."""
 
     def __init__(
         self, data: DataConfig, cluster: str, spans: dict[date | None, list[Span]], open: frozenset[date] = frozenset()
@@ -145,7 +145,7 @@ class TopicSnapshot(Snapshot):
         self.data, self.spans, self._open = data, spans, open
         days, total = [], 0
         for day, of_day in spans.items():
-            # ``open_topic`` parses the spans in the mark.
+            # ``open_topic`` parses these spans out of the mark.
             days.append(f"{day or 'all'} {','.join(map(str, of_day))}")
             total += sum(map(attrgetter("size"), of_day))
         self.mark = "; ".join([f"kafka {cluster} {data.path}{schema_mark(data)}", *days])
@@ -156,7 +156,7 @@ class TopicSnapshot(Snapshot):
         for span in self.spans[day]:
             parts += span.size > 0
             rows += span.size
-        # A day is complete once it is over; offsets named by data.snapshot always are.
+        # A day is complete once it is over. Offsets that data.snapshot names are always complete.
         over = day is None or self.data.snapshot or time.time() >= end_of_day(day, self.data.time_zone)
         missing: tuple[str, ...] = ()
         if not over:
@@ -177,12 +177,12 @@ class TopicSnapshot(Snapshot):
 
     def excerpt(self, rows: int) -> Excerpt:
         spans = [span for span in self.spans[None] if span.size]
-        # From partitions spread evenly, since messages may be distributed among them by their content.
+        # Choose partitions that are spread evenly, since messages may be distributed among them by content.
         chosen = [spans[round(at)] for at in np.linspace(0, len(spans) - 1, min(len(spans), _EXCERPT_PARTS))]
         each = rows // max(len(chosen), 1)
         decoder, values = decoder_of(self.data), list[bytes | None]()
         for span in chosen:
-            # The newest messages, since coming ones will look like them.
+            # Read the newest messages, which look most like future ones.
             some = Span(span.partition, max(span.start, span.end - each), span.end)
             values += [value for _, value in read_span(self.data, some)]
         frame, bad = decoder.sampled(values)
@@ -190,7 +190,7 @@ class TopicSnapshot(Snapshot):
 
 
 def open_topic(data: DataConfig, mark: str) -> TopicSnapshot:
-    """The ranges of ``data.day``: those of ``mark``, those that ``data.snapshot`` names, or by the messages' times."""
+    """Return the ranges of ``data.day``: from ``mark``, from ``data.snapshot``, or by the times of the messages."""
     days: Sequence[date | None] = data.days or [None]
     with consumer_of(data) as consumer:
         known = consumer.list_topics(data.path, timeout=SECONDS)
@@ -201,7 +201,7 @@ def open_topic(data: DataConfig, mark: str) -> TopicSnapshot:
                 f"there is no topic {data.path}: {reason}",
                 hint="data.path=<topic>, and data.options.bootstrap.servers of its cluster",
             )
-        # Old brokers tell no id of their cluster.
+        # Old brokers report no cluster id.
         cluster, partitions = known.cluster_id or "?", sorted(topic.partitions)
         if mark:
             pinned: dict[date | None, list[Span]] = {}
@@ -211,7 +211,7 @@ def open_topic(data: DataConfig, mark: str) -> TopicSnapshot:
             return TopicSnapshot(data, cluster, pinned)
         if data.snapshot is not None:
             return TopicSnapshot(data, cluster, {days[0]: _named(data, partitions)})
-        # The first offset that retention has left of each partition, and the one behind its last.
+        # For each partition, find the first offset that retention has left and the one after the last.
         watermarks = {}
         for partition in partitions:
             place = TopicPartition(data.path or "", partition)
@@ -237,7 +237,7 @@ def _named(data: DataConfig, partitions: list[int]) -> list[Span]:
 
 
 def first_offsets(consumer: Any, topic: str, partitions: Sequence[int], milliseconds: int) -> list[int | None]:
-    """By partition, the offset of the first message from ``milliseconds`` since 1970 on; None where there is none."""
+    """Return each partition's first offset from ``milliseconds`` since 1970 on; None if there is none."""
     times = [TopicPartition(topic, partition, milliseconds) for partition in partitions]
     offsets: dict[int, int | None] = {}
     for answer in consumer.offsets_for_times(times, timeout=SECONDS):
@@ -252,7 +252,7 @@ def _by_days(consumer: Any, data: DataConfig, cluster: str, watermarks: dict[int
     days, numbers = data.days, sorted(watermarks)
     offsets = []
     for day in [*days, days[-1] + timedelta(days=1)]:
-        # The time of a message is in milliseconds since 1970; a day begins where the one before ends.
+        # The time of a message is in milliseconds since 1970. A day begins where the previous one ends.
         begin = int(end_of_day(day - timedelta(days=1), data.time_zone) * 1000)
         offsets.append(first_offsets(consumer, data.path or "", numbers, begin))
     spans: dict[date | None, list[Span]] = {}
@@ -264,11 +264,12 @@ def _by_days(consumer: Any, data: DataConfig, cluster: str, watermarks: dict[int
             first, last = offsets[at][place], offsets[at + 1][place]
             start = first if first is not None else high
             end = last if last is not None else high
-            # Retention has removed messages, and the first one left is of the first day: some of that day may be gone.
+            # Retention has removed messages and the first one left is of the first day, so some of that day may be
+            # gone.
             if at == 0 and start == low > 0 and end > start:
                 raise _retained(data, f"before offset {low} of partition {number}", str(day))
             each.append(Span(number, start, max(start, end)))
-            # No message of a later day has arrived, so some of this day may still be on their way.
+            # No message of a later day has arrived, so some messages of this day may still arrive.
             if last is None:
                 unended.add(day)
         spans[day] = each
@@ -292,7 +293,7 @@ class SpanSource(Source):
     block_bytes: int
 
     def parts(self) -> list[SpanSource]:
-        """Spans of PART_MESSAGES offsets."""
+        """Return spans of PART_MESSAGES offsets."""
         span = self.span
         parts = []
         for start in range(span.start, span.end, PART_MESSAGES):
@@ -301,7 +302,7 @@ class SpanSource(Source):
         return parts
 
     def blocks(self) -> Iterator[Block]:
-        """The messages, in blocks that are yet to be parsed; their lines are offsets."""
+        """Yield the messages in blocks that are not parsed yet; their lines are offsets."""
         label, decoder = f"{self.data.path}/{self.span.partition}", decoder_of(self.data)
         offsets, values, size = list[int](), list[bytes | None](), 0
         for offset, value in read_span(self.data, self.span):
@@ -316,9 +317,9 @@ class SpanSource(Source):
 
 
 def read_span(data: DataConfig, span: Span) -> Iterator[tuple[int, bytes | None]]:
-    """Offset and value of the messages of ``span`` in order; offsets without a message (compaction) are left out.
+    """Yield offset and value of the messages of ``span`` in order, without offsets that have no message (compaction).
 
-    DataError where retention removed some of them, UnreachableError where the brokers fall silent.
+    Raises DataError if retention removed some of them, and UnreachableError if the brokers do not answer.
     """
     if not span.size:
         return
@@ -343,8 +344,8 @@ def read_span(data: DataConfig, span: Span) -> Iterator[tuple[int, bytes | None]
                     raise _retained(data, which, "the range that was pinned")
                 if error is not None and error.code() != KafkaError._PARTITION_EOF:
                     raise KafkaException(error)
-                # Messages are not counted, since compaction and transactions leave offsets without one. If the last
-                # offsets of a span have none, the end of the partition, which arrives as an error, ends the span.
+                # Do not count messages, since compaction and transactions leave offsets without one. If the last
+                # offsets of a span have no message, the end of the partition, which arrives as an error, ends the span.
                 left = span.end - message.offset() - 1
                 if error is None and left >= 0:
                     yield message.offset(), message.value()

@@ -33,13 +33,13 @@ from pipeline.ingest.values import Reject
 from pipeline.plugins.connectors.options import MESSAGES, REGISTRY, SCHEMA_FILE
 
 REGISTRY_SECONDS = 10.0
-# Seconds that may be spent in all on numbers which only one message of a block has and the registry does not know.
+# Limit for asking the registry about schema numbers that it does not know and that occur only once in a block.
 ASK_SECONDS = 30.0
-# The largest number of a schema: in registries they are signed integers of 32 bits.
+# The largest schema number: registries use signed integers of 32 bits.
 MOST = 2**31 - 1
 _TOMBSTONE = "tombstone", "the message has no value (a tombstone)"
 _EMPTY = "empty message", "the message is empty"
-# The rows, for each the position of its value (from 0 on), and the values that are no rows, with positions for lines.
+# The rows, the position of each row's value (from 0 on), and the rejected values, with positions instead of lines.
 Rows = tuple[pl.DataFrame, np.ndarray, list[Reject]]
 _WRONG = (
     EOFError,
@@ -55,29 +55,29 @@ _WRONG = (
 
 
 class Decoder(ABC):
-    """How the values of messages become rows; picklable."""
+    """Turns the values of messages into rows; picklable."""
 
     @abstractmethod
     def rows(self, values: Sequence[bytes], spec: DataSpec, label: str) -> Rows:
-        """The columns of ``spec`` of ``values``, messages of the partition ``label``."""
+        """Return the columns of ``spec`` for ``values``, which are messages of the partition ``label``."""
 
     @abstractmethod
     def sampled(self, values: Sequence[bytes | None]) -> tuple[pl.DataFrame, int]:
-        """All columns of the values that are rows, and how many are none."""
+        """Return all columns of the values that are rows, and the number of values that are not."""
 
 
 @dataclass(frozen=True)
 class LineDecoder(Decoder):
-    """Values as lines of the file format ``data.format``, without a header."""
+    """Reads values as lines of the file format ``data.format``, without a header."""
 
     data: DataConfig
 
     def rows(self, values: Sequence[bytes], spec: DataSpec, label: str) -> Rows:
-        # As the format reads lines in the middle of a file: the first bytes are those of a row.
+        # The text looks like the middle of a file to the format: its first bytes are those of a row.
         text = b"\n" + b"".join(map(_line, values))
         file = LogFile(label=label, data=self.data, spec=spec, block_bytes=len(text) + 1, start=1, first_line=0)
-        # In the first block of a file the format checks the names of the columns. Enough messages tell whether one is
-        # wrong; a few may all lack a key.
+        # The format checks the names of the columns in the first block of a file. Only enough messages show that a name
+        # is wrong: a few may all lack a key.
         if len(values) >= TELLING_LINES:
             file = replace(file, start=0, first_line=1)
             text = text[1:]
@@ -90,7 +90,7 @@ class LineDecoder(Decoder):
         return pl.concat(frames, how="vertical_relaxed"), np.concatenate(lines) - file.first_line, rejects
 
     def sampled(self, values: Sequence[bytes | None]) -> tuple[pl.DataFrame, int]:
-        """JSON by its keys, delimited text by ``data.columns``."""
+        """Read JSON by its keys, and delimited text by ``data.columns``."""
         lines = [_line(value)[:-1] for value in values if value is not None]
         if self.data.format == "csv":
             raise ConfigError(
@@ -102,27 +102,28 @@ class LineDecoder(Decoder):
 
 
 def _line(value: bytes) -> bytes:
-    # `value` on one line: between the tokens of JSON, line breaks are blanks.
+    # Put ``value`` on one line. Between JSON tokens, a line break is the same as a blank.
     return value.replace(b"\r", b" ").replace(b"\n", b" ") + b"\n"
 
 
 @dataclass(frozen=True)
 class AvroDecoder(Decoder):
-    """Records of one schema, ``schema`` (JSON), or of those that a ``registry`` has, behind their number's 5 bytes."""
+    """Reads records of one ``schema`` (JSON), or of a ``registry``'s schemas, whose number is in the first 5 bytes."""
 
     schema: str
     registry: str
 
     def rows(self, values: Sequence[bytes], spec: DataSpec, label: str) -> Rows:
         records, good, rejects = list[dict[str, Any]](), list[int](), list[Reject]()
-        # How many messages have each schema number: one that occurs only once may be no number at all (``registered``).
+        # Count the messages of each schema number: a number that occurs only once may not be a number at all
+        # (``registered``).
         numbers = Counter(map(_number_of, values))
         for at, value in enumerate(values):
             try:
                 records.append(self._record(value, lone=numbers[_number_of(value)] == 1))
                 good.append(at)
             except _WRONG as error:
-                # A decoder's own words, or those of Python where it raises of itself.
+                # A plain ValueError has the decoder's own message; other exceptions are shown by their repr.
                 reason = str(error) if type(error) is ValueError else repr(error)
                 rejects.append(Reject(at, "no Avro record", f"the message is no record of its schema: {reason}"))
         if records:
@@ -144,7 +145,7 @@ class AvroDecoder(Decoder):
         return pl.from_dicts(records, infer_schema_length=None), len(values) - len(records)
 
     def _record(self, value: bytes, *, lone: bool = False) -> dict[str, Any]:
-        # The record; `lone`: no other message of its block has the number of its schema.
+        # ``lone``: no other message of the block has this schema number.
         from fastavro import schemaless_reader
 
         schema = self.schema
@@ -157,7 +158,7 @@ class AvroDecoder(Decoder):
             if known is None:
                 raise ValueError(f"the registry has no Avro schema of number {number}")
             schema = known
-        # fastavro reads only what it needs; bytes that are left over show that another schema wrote the message.
+        # fastavro reads only what it needs. Bytes that are left over show that another schema wrote the message.
         stream = io.BytesIO(value)
         record: Any = schemaless_reader(stream, _parsed(schema), None)
         if stream.tell() != len(value):
@@ -168,14 +169,14 @@ class AvroDecoder(Decoder):
 
 
 def _number_of(value: bytes) -> int | None:
-    # The registry's wire format: a zero byte, then the schema's number in four bytes, the most significant first.
+    # The registry's wire format is a zero byte, then the schema number as four bytes, most significant first.
     if value[:1] != b"\0" or len(value) < 5:
         return None
     return int.from_bytes(value[1:5], "big")
 
 
 def _pairs(value: Any) -> Any:
-    # A map becomes a list of pairs, as in Arrow. As a struct it would have a field for every key of any record.
+    # Turn a map into a list of pairs, as Arrow does. A struct would have a field for every key of any record.
     if not isinstance(value, dict):
         return value
     return [{"key": key, "value": each} for key, each in value.items()]
@@ -183,7 +184,7 @@ def _pairs(value: Any) -> Any:
 
 @dataclass
 class _SchemaRegistry:
-    """What this process knows of a registry: schemas by number, missing numbers, and seconds that lone ones cost."""
+    """Cache of a registry: schemas by number, missing numbers, and the seconds spent on lone numbers."""
 
     schemas: dict[int, str] = field(default_factory=dict)
     missing: set[int] = field(default_factory=set)
@@ -195,7 +196,7 @@ _registries: dict[str, _SchemaRegistry] = {}
 
 @lru_cache(maxsize=64)
 def _parsed(schema: str) -> Any:
-    # `schema` as fastavro reads it; DataError where it is none, which fastavro tells by errors of several kinds.
+    # Raise DataError if ``schema`` is not Avro, which fastavro reports by errors of several classes.
     from fastavro import parse_schema
 
     try:
@@ -207,8 +208,8 @@ def _parsed(schema: str) -> Any:
 
 
 def schema_mark(data: DataConfig) -> str:
-    """What of ``data.options.schema.file`` decides the rows, for their fingerprint; "" where there is none."""
-    # Schemas of a registry never change, and each message has the number of its schema, so these need no mark.
+    """Return the part of a fingerprint that covers ``data.options.schema.file``; "" if there is none."""
+    # Schemas of a registry never change, and each message has its schema number, so they need no mark.
     file = data.options.get(SCHEMA_FILE)
     if data.messages != "avro" or file is None:
         return ""
@@ -217,7 +218,7 @@ def schema_mark(data: DataConfig) -> str:
 
 def _schema_of(file: str) -> str:
     try:
-        # Parsed and written again, so that its mark does not depend on white space.
+        # Normalise the JSON, so that the mark does not depend on white space.
         schema = json.dumps(json.loads(Path(file).read_text()))
     except (OSError, ValueError) as error:
         raise DataError(
@@ -228,15 +229,16 @@ def _schema_of(file: str) -> str:
 
 
 def registered(registry: str, number: int, *, lone: bool = False) -> str | None:
-    """The Avro schema of that number; None where the registry has none, or one of another kind.
+    """Return the Avro schema of that number; None if the registry has none, or one of another kind.
 
-    Bytes of something else bear any number, and each would cost a request. What tells them is that no other message
-    bears it, not how large it is: some registries begin to count at 100,001. So ``lone`` numbers are asked for until
-    the answers that there is none took ``ASK_SECONDS``, and all others always: a schema in use is never missed.
+    Arbitrary bytes may look like any number, and each number would cost a request. Such a number stands out because no
+    other message of the block has it, not because it is large: some registries begin to count at 100,001. So ``lone``
+    numbers are asked for until negative answers took ``ASK_SECONDS``, and all others always: a schema in use is never
+    missed.
 
     Args:
-        registry: Its address.
-        number: That of the schema.
+        registry: The registry's address.
+        number: The schema's number.
         lone: No other message of the block has it.
 
     Raises:
@@ -279,19 +281,20 @@ def _asked(registry: str, number: int) -> str | None:
     except PermissionError as error:
         raise DataError(f"the schema registry refuses {url}: {error}", hint=hint) from None
     except (LookupError, TypeError, ValueError, DataError):
-        # The schema is of another kind, such as Protobuf, or the answer is none: no Avro schema has this number.
+        # The number belongs to a schema of another kind, such as Protobuf, or the answer is invalid: there is no such
+        # Avro schema.
         return None
 
 
 def _fetched(url: str) -> bytes | None:
-    # What is at `url`; None where the server has nothing there. ConnectionError, PermissionError.
+    # Return None if the server has nothing at ``url``. Raises ConnectionError and PermissionError.
     try:
         with urllib.request.urlopen(url, timeout=REGISTRY_SECONDS) as answer:
             return bytes(answer.read())
     except urllib.error.HTTPError as error:
         if error.code in (401, 403):
             raise PermissionError(str(error)) from None
-        # Time-outs (408) and too many requests (429) pass; all other codes of this kind say that there is nothing.
+        # Time-outs (408) and too many requests (429) are transient. All other 4xx codes mean that there is nothing.
         if 400 <= error.code < 500 and error.code not in (408, 429):
             return None
         raise ConnectionError(str(error)) from error
@@ -300,7 +303,7 @@ def _fetched(url: str) -> bytes | None:
 
 
 def decoder_of(data: DataConfig) -> Decoder:
-    """The decoder that ``data.messages`` names; ConfigError where its library or its schema is missing."""
+    """Return the decoder that ``data.messages`` names; ConfigError if its library or its schema is missing."""
     kind = data.messages or MESSAGES[0]
     if kind != "avro":
         return LineDecoder(replace(data, format=kind, header=False))
@@ -318,7 +321,7 @@ def decoder_of(data: DataConfig) -> Decoder:
 
 @dataclass(frozen=True)
 class MessageBlock:
-    """Messages of ``file``, a partition, that are yet to be parsed, and their ``offsets``."""
+    """Unparsed messages of ``file``, a partition, and their ``offsets``."""
 
     decoder: Decoder
     spec: DataSpec
@@ -328,13 +331,13 @@ class MessageBlock:
     place: str = field(default="")
 
     def read(self) -> RawBlock:
-        """The rows; messages without a value and those that do not parse aside, by their offsets."""
+        """Return the rows, and aside the messages without a value and those that do not parse, by their offsets."""
         filled, values, rejects = list[int](), list[bytes](), list[Reject]()
         for at, value in enumerate(self.values):
             if value is None:
                 rejects.append(Reject(int(self.offsets[at]), *_TOMBSTONE))
             elif not value.strip():
-                # Kept from the decoder: a line without a row would shift the numbers of all later lines.
+                # Hide it from the decoder: a line without a row would shift the numbers of all later lines.
                 rejects.append(Reject(int(self.offsets[at]), *_EMPTY))
             else:
                 filled.append(at)

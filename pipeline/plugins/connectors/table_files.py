@@ -28,7 +28,7 @@ from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sources import PART_BLOCKS, Block, RawBlock, Source, readable
 from pipeline.specs.connector import Delivery, Excerpt, Snapshot
 
-EXCERPT_FILES = 8  # that are looked into
+EXCERPT_FILES = 8  # number of files that an excerpt reads
 _DECORATION = re.compile("\x1b\\[[0-9;]*m|\u21b3")
 _FIELD_ID = b"PARQUET:field_id"
 _STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
@@ -36,7 +36,7 @@ _STRINGS = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_vie
 
 @dataclass(frozen=True, kw_only=True)
 class TableColumn:
-    """A column of a table: its ``name`` and ``type`` now, and how files call it: a name, or the number of a field."""
+    """A table's column: its current ``name`` and ``type``, and its key in files, a name or a field number."""
 
     name: str
     type: pa.DataType
@@ -47,9 +47,9 @@ class TableColumn:
 class DataFile:
     """A Parquet file of a table, small enough to be handed to another process.
 
-    ``path``: in messages. ``mark``: differs where other rows of it count. ``rows``: as the table's record has them.
-    ``open``: its bytes. ``constants``: values of columns that all its rows share and the file lacks. ``deleted``: the
-    rows, from 0 on, that do not count; None where all do.
+    ``path``: the name in messages. ``mark``: differs if other rows of the file count. ``rows``: the table's record of
+    their number. ``open``: opens its bytes. ``constants``: values of columns that all its rows share and the file
+    lacks. ``deleted``: the rows, from 0 on, that do not count; None if all do.
     """
 
     path: str
@@ -63,13 +63,13 @@ class DataFile:
     def tables(
         self, columns: Sequence[TableColumn], block_bytes: int, part: Part = WHOLE, first: int = 0
     ) -> Iterator[tuple[pa.Table, np.ndarray]]:
-        """Blocks of the rows that count, as ``columns``, with their numbers in the file, from 1 on.
+        """Yield blocks of the rows that count, as ``columns``, with their numbers in the file from 1 on.
 
-        ``part``: of its row groups, with ``first`` rows before them.
+        ``part`` selects row groups of the file, which have ``first`` rows before them.
         """
         gone = np.asarray(self.deleted(), dtype=np.int64) if self.deleted is not None else None
         with readable(self.path), self.open() as stream:
-            # The columns of the file by name, and by the number of their field where the file has such.
+            # Map the file's columns by name, and by field number if the file has field numbers.
             physical: dict[str | int, str] = {}
             numbers: dict[str | int, str] = {}
             for column in pq.ParquetFile(stream).schema_arrow:
@@ -83,20 +83,21 @@ class DataFile:
                     names[column.name] = physical.get(column.key)
             wanted = [name for name in names.values() if name is not None]
             if not wanted:
-                # Some column tells how many rows there are.
+                # Any column tells how many rows there are.
                 wanted = list(physical.values())[:1]
             for batch in Parquet().batches(stream, wanted, block_bytes, part):
                 rows = np.arange(first, first + batch.num_rows)
                 table = pa.table({column.name: self._values(batch, column, names) for column in columns})
                 if gone is not None:
-                    # Only the deleted rows of this batch: searching all those of the file for each batch is slow.
+                    # Select the deleted rows of this batch first: searching all deleted rows of the file for each batch
+                    # is slow.
                     kept = ~np.isin(rows, gone[(gone >= first) & (gone < first + batch.num_rows)])
                     table, rows = table.filter(pa.array(kept)), rows[kept]
                 first += batch.num_rows
                 yield table, rows + 1
 
     def _values(self, batch: pa.RecordBatch, column: TableColumn, names: dict[str, str | None]) -> pa.Array:
-        # The values of `column`: of the file, of the partition, or none, where it was added later.
+        # The values come from the file or the partition; they are null if the column was added later.
         if column.name in self.constants:
             return pa.repeat(pa.scalar(self.constants[column.name], column.type), batch.num_rows)
         name = names[column.name]
@@ -104,16 +105,16 @@ class DataFile:
             return pa.nulls(batch.num_rows, column.type)
         values = batch.column(name)
         one, other = values.type, column.type
-        # Values of both types become the same rows. What is in lists stays as the file has it.
+        # Values of both types become the same rows. Elements of lists keep the file's type.
         text = any(is_text(one) for is_text in _STRINGS) and any(is_text(other) for is_text in _STRINGS)
         if one.equals(other) or text or pa.types.is_nested(one) or pa.types.is_dictionary(one):
             return values
-        # The type of the column may have been widened since the file was written.
+        # The column's type may have been widened since the file was written.
         return values.cast(other)
 
 
 class _TimedStream(io.RawIOBase):
-    """A file whose ``stream`` may fall silent: UnreachableError then, where Arrow would take it for a damaged file."""
+    """A file whose ``stream`` may fall silent, which raises UnreachableError; Arrow would see a damaged file."""
 
     def __init__(self, path: str, stream: BinaryIO) -> None:
         self._path, self._stream = path, stream
@@ -145,9 +146,9 @@ class _TimedStream(io.RawIOBase):
 
 
 def opened(path: str, open: Callable[[], BinaryIO]) -> BinaryIO:
-    """What ``open`` returns, the bytes of ``path``; an UnreachableError where the store does not answer, then or later.
+    """Return what ``open`` returns, the bytes of ``path``; UnreachableError if the store does not answer, now or later.
 
-    A table's own client has tried again by then.
+    A table's own client has already retried by then.
     """
     with _answered(path):
         return cast(BinaryIO, _TimedStream(path, open()))
@@ -181,13 +182,13 @@ def snapshot_number(data: DataConfig, what: str, newest: object) -> int:
 
 
 def error_message(error: Exception) -> str:
-    """A client's words on one line, without the colours and arrows of a terminal."""
+    """Return a client's message on one line, without the colours and arrows of a terminal."""
     return " ".join(_DECORATION.sub(" ", str(error)).split())
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableFileSource(Source):
-    """A file of ``version``, a table's snapshot in words; or its row groups ``part``, behind ``first`` rows."""
+    """A file of ``version``, a snapshot in words; or its row groups ``part``, with ``first`` rows before them."""
 
     file: DataFile
     columns: tuple[TableColumn, ...]
@@ -199,7 +200,7 @@ class TableFileSource(Source):
     decodes = True
 
     def parts(self) -> list[Source]:
-        """Runs of row groups of a large file; the file itself where it is small."""
+        """Split a large file into runs of row groups; a small file stays whole."""
         if self.file.bytes <= self.block_bytes:
             return [self]
         with present(self.file.path, self.version), readable(self.file.path), self.file.open() as stream:
@@ -234,17 +235,18 @@ def present(path: str, version: str) -> Iterator[None]:
 
 
 class TableSnapshot(Snapshot):
-    """A snapshot of a table of Parquet files. ``identity``: tells the table from every other one."""
+    """A snapshot of a table of Parquet files. ``identity`` distinguishes the table from every other one."""
 
     def __init__(self, data: DataConfig, columns: Sequence[TableColumn], *, identity: str, version: str) -> None:
         self.data, self.columns, self.version = data, {column.name: column for column in columns}, version
-        # What decides the rows: the files of ``data.day``, their deleted rows, the types of the columns that are read.
+        # The mark covers all that decides the rows: the files of ``data.day``, their deleted rows, and the types of the
+        # columns.
         marks = set[str]()
         for day in data.days or (None,):
             marks.update(file.mark for file in self.files(day))
         types = []
         for name in data_spec(data).columns:
-            # A missing column is no error yet: ``sources`` reports them all.
+            # A missing column is not an error yet: ``sources`` reports all missing columns at once.
             if name in self.columns:
                 types.append(f"{name}: {self.columns[name].type}")
         text = "\n".join([identity, *types, *sorted(marks)])
@@ -252,24 +254,24 @@ class TableSnapshot(Snapshot):
 
     @abstractmethod
     def files(self, day: date | None) -> list[DataFile]:
-        """The files that may hold rows of ``day``, sorted by path."""
+        """Return the files that may hold rows of ``day``, sorted by path."""
 
     @abstractmethod
     def has_later(self, day: date) -> bool:
-        """Whether some file holds rows of a day after ``day``."""
+        """Return whether some file holds rows of a day after ``day``."""
 
     def delivery(self, day: date | None) -> Delivery:
         files = self.files(day)
         size = sum(file.bytes for file in files)
         rows = sum(file.rows for file in files)
-        # Found out only if needed: Iceberg makes another plan for it.
+        # Compute this only if needed, since Iceberg makes another plan for it.
         later = day is not None and self.data.watermark.later_rows and self.has_later(day)
         return Delivery(parts=len(files), bytes=size, rows=rows, later=later)
 
     def sources(self, day: date | None, spec: DataSpec, block_bytes: int) -> list[Source]:
         require_columns(spec, list(self.columns), self.version, header=False)
         read = tuple(self.columns[name] for name in spec.columns)
-        # The types of the table are checked: older ones in its files are cast to them.
+        # Check the types of the table, not of its files: older types in files are cast to them.
         check_types(spec, pa.schema([(column.name, column.type) for column in read]), self.version)
         sources: list[Source] = []
         for file in self.files(day):
@@ -279,7 +281,8 @@ class TableSnapshot(Snapshot):
 
     def excerpt(self, rows: int) -> Excerpt:
         files = self.files(None)
-        # Spread evenly, since neighbouring files may be of the same day or partition and show little of the table.
+        # Spread the files evenly, since neighbouring files may be of the same day or partition and show little of the
+        # table.
         chosen = [files[round(at)] for at in np.linspace(0, len(files) - 1, min(len(files), EXCERPT_FILES))]
         frames = []
         for file in chosen:
@@ -297,7 +300,7 @@ class TableSnapshot(Snapshot):
 def days_between(
     low: Any, high: Any, *, timestamp: bool, zone: str | None, form: str | None = None
 ) -> tuple[int, int] | None:
-    """The days, as numbers, of the least and the largest value of a column; None where they cannot be told.
+    """Return the days, as numbers, of the least and the largest value of a column; None if they are unknown.
 
     ``timestamp``: numbers are times, not days. The days are those that ingestion gives such values in ``zone``.
     """
@@ -307,14 +310,14 @@ def days_between(
     values = pl.Series("day", [low, high])
     text = strings_of(values)
     if form is not None and not (values.dtype.is_numeric() or values.dtype.is_temporal()):
-        # Such text has another order than the days.
+        # Such text does not sort by day.
         return None
     if values.has_nulls() or (values.dtype == pl.String and text.str.contains("-").n_unique() > 1):
-        # Text of two forms has another order than the days.
+        # Text in two formats does not sort by day.
         return None
     rejected = RejectedRows(np.arange(2))
     days = day_of(values, text, timestamp=timestamp, rejected=rejected, zone=zone)
-    # Offsets in the text have another order than time.
+    # Text with UTC offsets does not sort by time.
     around = int(zone is not None and values.dtype == pl.String)
     if rejected.bad.any():
         return None

@@ -15,17 +15,17 @@ import pyarrow as pa
 
 from pipeline.core.kernels import open_installed, open_library
 
-_VERSION = 3  # of the functions, as rows.c has it
-_NAN = 0x7FF8000000000000  # the bits of a float64 that is no number
-_BUCKETS = 1 << 16  # of a sketch
-_EXPONENTS = 1 << 11  # of a float64
-_OTHERS = 4  # one in so many values may be looked up elsewhere
-_SUMMED = 1 << 20  # values whose sums by exponent fit into 128 bits
-Counts = tuple[np.ndarray, np.ndarray, np.ndarray]  # of a sketch: buckets, rows and clicks
+_VERSION = 3  # version of the functions, the same as in rows.c
+_NAN = 0x7FF8000000000000  # bits of a float64 NaN
+_BUCKETS = 1 << 16  # buckets of a sketch
+_EXPONENTS = 1 << 11  # exponents of a float64
+_OTHERS = 4  # at most one in this many values may be looked up elsewhere
+_SUMMED = 1 << 20  # this many values have sums by exponent that fit into 128 bits
+Counts = tuple[np.ndarray, np.ndarray, np.ndarray]  # a sketch's buckets, rows and clicks
 
 
 class _Column(ctypes.Structure):
-    # A column of 64-bit values as Arrow has it: ``Column`` of rows.c.
+    # ``Column`` of rows.c: a column of 64-bit values in Arrow's layout.
     _fields_ = (
         ("values", ctypes.c_void_p),
         ("present", ctypes.c_void_p),
@@ -52,14 +52,14 @@ class ColumnKernels:
         codes = np.empty(len(hashes), np.int32)
         column = _column(hashes)
         count = self._library.rows_code(ctypes.byref(column), _size(hashes), _at(distinct), _at(codes))
-        # A copy, so that a few distinct values do not keep the memory of the whole array.
+        # Copy, so that a few distinct values do not keep the memory of the whole array alive.
         return distinct[: _some(count)].copy(), codes
 
     def count(self, codes: np.ndarray, keep: np.ndarray | None, distinct: int) -> tuple[np.ndarray, np.ndarray]:
         """Count how often each of ``codes``, 0 to ``distinct``, occurs where ``keep`` (bool) says so.
 
         Returns:
-            The counts, and where a code occurs first: int64 [distinct + 1]; that means nothing for one that does not.
+            The counts, and where a code occurs first: int64 [distinct + 1], undefined for a code that does not occur.
         """
         codes = np.ascontiguousarray(codes, np.int32)
         counts = np.zeros(distinct + 1, np.int64)
@@ -73,7 +73,7 @@ class ColumnKernels:
         return counts, first
 
     def take(self, values: np.ndarray, codes: np.ndarray) -> np.ndarray:
-        """Return ``values[codes]``: of int32, by codes of 16 or 32 bits that lie within them."""
+        """Return ``values[codes]`` for int32 ``values`` and codes of 16 or 32 bits within them."""
         values = np.ascontiguousarray(values, np.int32)
         codes = np.ascontiguousarray(codes)
         out = np.empty_like(codes, np.int32)
@@ -105,10 +105,10 @@ class ColumnKernels:
         Args:
             values: float64.
             table: float32.
-            none: For nulls.
+            none: The value for nulls.
 
         Returns:
-            None where there are many others.
+            None if there are many others.
         """
         # Beyond this number of other values, looking those up elsewhere costs more than the table saves.
         most, column = len(values) // _OTHERS, _column(values)
@@ -132,7 +132,7 @@ class ColumnKernels:
         """Sum finite float64 ``values``, and their squares, exactly, in units of 2^-1075 and 2^-2150.
 
         Returns:
-            None where a value that is not 0 is below 2^-480 or above 2^480.
+            None if a value that is not 0 is below 2^-480 or above 2^480.
         """
         values, exponents = np.ascontiguousarray(values, np.float64), np.empty(_EXPONENTS, np.int32)
         words, total, squares = np.empty((_EXPONENTS, 4), np.uint64), 0, 0
@@ -141,7 +141,8 @@ class ColumnKernels:
             count = self._library.rows_exact(_at(part), _size(part), _at(exponents), _at(words))
             if count < 0:
                 return None
-            # The library sums up by exponent, in 128 bits each. Python's integers have no limit, and add these exactly.
+            # The library sums by exponent, in 128 bits each. Python's integers have no limit and add these sums
+            # exactly.
             for exponent, sums in zip(exponents[:count].tolist(), words[:count].tolist(), strict=True):
                 low, high, square, above = sums
                 # The sum is signed, in two's complement; the sum of squares is unsigned.
@@ -153,7 +154,7 @@ class ColumnKernels:
         """Count finite float64 ``values``, and clicks among their ``labels``, by bucket of ``ingest.sketch``."""
         values = np.ascontiguousarray(values, np.float64)
         labels = np.ascontiguousarray(labels, np.float32)
-        # There cannot be more buckets in use than values.
+        # No more buckets can be in use than there are values.
         used, counts, clicks = _room(min(len(values), _BUCKETS))
         given = _at(values), _at(labels), _size(values)
         count = _some(self._library.rows_sketch(*given, _at(used), _at(counts), _at(clicks)))
@@ -167,7 +168,7 @@ class ColumnKernels:
         return used[:count].copy(), counts[:count].copy(), clicks[:count].copy()
 
     def narrow(self, values: np.ndarray) -> np.ndarray | None:
-        """Return float64 ``values`` as float32, where each of them is one (or NaN); None where one is not."""
+        """Return float64 ``values`` as float32, where each of them is one (or NaN); None if one is not."""
         values = np.ascontiguousarray(values)
         out = np.empty(len(values), np.float32)
         if not self._library.rows_narrow(_at(values), _size(values), _at(out)):
@@ -189,9 +190,9 @@ class ColumnKernels:
         """Build the hash table of int32 ``rows`` by distinct uint64 ``hashes``.
 
         Returns:
-            The keys of its places, uint64 [a power of two], and their rows, int32; -1 where a place is free.
+            The keys of its places, uint64 [a power of two], and their rows, int32; -1 for a free place.
         """
-        # A power of two of at least twice as many places as keys keeps searches short.
+        # At least twice as many places as keys, rounded up to a power of two, keep searches short.
         bits = max(2 * len(hashes), 2).bit_length()
         keys, places = np.empty(1 << bits, np.uint64), np.empty(1 << bits, np.int32)
         given = _at(hashes), _at(rows), _size(hashes)
@@ -210,7 +211,7 @@ def _column(values: pa.Array) -> _Column:
     present, data = values.buffers()
     if data is not None:
         column.values = data.address
-    # A slice without nulls may still have the bitmap of its column.
+    # A slice without nulls may still have its column's bitmap.
     if present is not None and values.null_count:
         column.present = present.address
     if pa.types.is_floating(values.type):
@@ -237,6 +238,6 @@ def _at(array: np.ndarray) -> ctypes.c_void_p:
 
 
 def load() -> ColumnKernels | None:
-    """The kernels that were installed with this package; None where there are none, or they are another release's."""
+    """Return the installed kernels; None if there are none, or they belong to another release."""
     folder = Path(__file__).parent / "native"
     return open_installed(folder, "rows", ColumnKernels, "columns are worked on without the compiled steps")

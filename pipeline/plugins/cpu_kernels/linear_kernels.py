@@ -15,11 +15,11 @@ from torch import Tensor
 
 from pipeline.core.kernels import open_installed, open_library
 
-_VERSION = 2  # of the functions, as linear.c has it
+_VERSION = 2  # version of the functions, the same as in linear.c
 
 
 class _Linear(ctypes.Structure):
-    # ``Linear`` of linear.c.
+    # The struct ``Linear`` of linear.c.
     _fields_ = (
         ("x", ctypes.c_void_p),
         ("weight", ctypes.c_void_p),
@@ -47,7 +47,7 @@ class LinearKernels:
         self.able = {bf16: bool(self._library.linear_able(int(bf16))) for bf16 in (False, True)}
 
     def forward(self, x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, *, relu: bool) -> None:
-        """Fill ``out`` with ``x @ weight.T + bias``, behind a ReLU if ``relu``.
+        """Fill ``out`` with ``x @ weight.T + bias``, followed by a ReLU if ``relu``.
 
         Args:
             x: [B, in], float32 or bf16, each row's values adjacent.
@@ -69,7 +69,7 @@ class LinearKernels:
     ) -> None:
         """Fill ``for_weight`` and ``for_bias``, and ``for_x`` unless it is None, from ``grad`` (contiguous).
 
-        ``out``: that of ``forward`` where there is a ReLU, else None.
+        ``out``: the output of ``forward`` if there is a ReLU, else None.
         """
         task = _task(x, weight, out=_at(out), grad=_at(grad), for_x=_at(for_x))
         task.for_weight = for_weight.data_ptr()
@@ -77,7 +77,7 @@ class LinearKernels:
         self._call("linear_backward", task)
 
     def _call(self, name: str, task: _Linear) -> None:
-        # The only possible failure: no memory for the packed weights or for partial gradients.
+        # The only possible failure is a lack of memory for packed weights or partial gradients.
         if getattr(self._library, name)(ctypes.byref(task)):
             raise MemoryError(f"no memory for {name}")
 
@@ -102,5 +102,5 @@ def _at(values: Tensor | None) -> int | None:
 
 
 def load() -> LinearKernels | None:
-    """The kernels that were installed with this package; None where there are none, or they are another release's."""
+    """Return the installed kernels; None if there are none, or they belong to another release."""
     return open_installed(Path(__file__).parent / "native", "linear", LinearKernels, "linear layers run in oneDNN")

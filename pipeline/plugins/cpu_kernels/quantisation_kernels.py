@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     # ``nightjar doctor`` opens the library where torch may be missing.
     from torch import Tensor
 
-_VERSION = 1  # of the functions below, as rowcodes.c has it
-_ALL = 2  # all instruction sets may be used
+_VERSION = 1  # version of the functions below, the same as in rowcodes.c
+_ALL = 2  # allows all instruction sets
 
 
 class _Task(ctypes.Structure):
-    # What is coded, and where to: ``Task`` of rowcodes.c.
+    # ``Task`` of rowcodes.c: the rows to code, and where their codes go.
     _fields_ = (
         ("rows", ctypes.c_void_p),
         ("stride", ctypes.c_int64),
@@ -52,7 +52,7 @@ class QuantisationKernels:
         self._library.rowcodes_largest.restype = ctypes.c_float
 
     def largest(self, rows: Tensor) -> float:
-        """The largest magnitude in ``rows`` (float32 [n, columns], columns adjacent)."""
+        """Return the largest magnitude in ``rows`` (float32 [n, columns], columns adjacent)."""
         return float(self._library.rowcodes_largest(ctypes.byref(_task(rows))))
 
     def encode(
@@ -80,7 +80,7 @@ def _task(rows: Tensor) -> _Task:
 
 
 def load() -> QuantisationKernels | None:
-    """The kernels that were installed with this package; None where there are none, or they are another release's."""
+    """Return the installed kernels; None if there are none, or they belong to another release."""
     folder = Path(__file__).parent / "native"
     return open_installed(
         folder, "rowcodes", QuantisationKernels, "checkpoints are coded without the compiled quantiser"

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     # ``nightjar doctor`` opens the library where torch may be missing.
     from torch import Tensor
 
-# Of the functions below, as rowsteps.c has it.
+# The version of the functions below, the same as in rowsteps.c.
 _VERSION = 2
 _ALL_INSTRUCTION_SETS = 2
 _STATES, _SETTINGS = 2, 6
-# In the order of formulas.h.
+# The order is that of formulas.h.
 _FORMULAS = ("lazy_adam", "partial_rowwise_adam", "ftrl")
 
 
 class _Table(ctypes.Structure):
-    # A table and what a batch looked up in it: ``Table`` of rowsteps.c.
+    # ``Table`` of rowsteps.c: a table and what a batch looked up in it.
     _fields_ = (
         ("weights", ctypes.c_void_p),
         ("states", ctypes.c_void_p * _STATES),
@@ -70,7 +70,7 @@ class RowKernels:
 
         Args:
             weights: float32 [rows, dim] of each table, contiguous.
-            states: Of each table one or two float32 tensors, [rows] or [rows, dim], in the order of the formula.
+            states: One or two float32 tensors per table, [rows] or [rows, dim], in the order of the formula.
             features: How many features each table has.
             mean: Bags are averaged, not summed up.
         """
@@ -80,7 +80,7 @@ class RowKernels:
         """Take ``step`` in the rows that were looked up; ``threads`` share the tables, which share no memory."""
         array = (_Table * len(tables))(*tables)
         figures = _Step(_FORMULAS.index(step.formula), int(lazy), (ctypes.c_float * _SETTINGS)(*step.settings))
-        # State that the threads of this call share: the next table to take.
+        # The threads of this call share this state: the next table to take.
         share = _Share()
         self._library.rowsteps_share(ctypes.byref(share))
 
@@ -144,15 +144,15 @@ class RowTables:
         Args:
             ids: int64 [n], contiguous as all are here.
             offsets: int64 [features * b + 1].
-            weights: Of the ids, float32 [n], or None.
-            gradient: Of the pooled embeddings, float32 [b, sum of dims].
+            weights: The ids' weights, float32 [n], or None.
+            gradient: The gradient of the pooled embeddings, float32 [b, sum of dims].
             step: The formula and its figures.
             lazy: Leave rows alone whose gradient is 0.
             threads: How many share the tables.
         """
         batch = len(gradient)
         column = feature = 0
-        # Copies: several threads may be here.
+        # Copy the tables, since several threads may run this method.
         tables = [_Table.from_buffer_copy(table) for table in self._tables]
         for table, rows in zip(tables, self._weights, strict=True):
             table.ids = ids.data_ptr()
@@ -169,6 +169,6 @@ class RowTables:
 
 
 def load() -> RowKernels | None:
-    """The kernels that were installed with this package; None where there are none, or they are another release's."""
+    """Return the installed kernels; None if there are none, or they belong to another release."""
     folder = Path(__file__).parent / "native"
     return open_installed(folder, "rowsteps", RowKernels, "rows are trained without the compiled steps")

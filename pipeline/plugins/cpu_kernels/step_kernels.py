@@ -16,11 +16,11 @@ from torch import Tensor
 
 from pipeline.core.kernels import open_installed, open_library
 
-_VERSION = 2  # of the functions, as steps.c has it
+_VERSION = 2  # version of the functions, the same as in steps.c
 
 
 class _Interact(ctypes.Structure):
-    # ``Interact`` of steps.c.
+    # The struct ``Interact`` of steps.c.
     _fields_ = (
         ("first", ctypes.c_void_p),
         ("rest", ctypes.c_void_p),
@@ -40,7 +40,7 @@ class _Interact(ctypes.Structure):
 
 
 class _Mask(ctypes.Structure):
-    # ``Mask`` of steps.c.
+    # The struct ``Mask`` of steps.c.
     _fields_ = (
         ("grad", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
@@ -54,7 +54,7 @@ class _Mask(ctypes.Structure):
 
 
 class _Head(ctypes.Structure):
-    # ``Head`` of steps.c.
+    # The struct ``Head`` of steps.c.
     _fields_ = (
         ("hidden", ctypes.c_void_p),
         ("weight", ctypes.c_void_p),
@@ -71,7 +71,7 @@ class _Head(ctypes.Structure):
 
 
 class _Tables(ctypes.Structure):
-    # ``Tables`` of steps.c.
+    # The struct ``Tables`` of steps.c.
     _fields_ = (
         ("weights", ctypes.c_void_p),
         ("state", ctypes.c_void_p),
@@ -101,7 +101,7 @@ class StepKernels:
         self._library = open_library(path, _VERSION)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StepKernels:
-        """The same library: it has no state, and a copy of a model may have it too."""
+        """Return this library: it has no state, so copies of a model may share it."""
         return self
 
     def limit(self, level: int) -> None:
@@ -113,7 +113,7 @@ class StepKernels:
 
         Args:
             vectors: float32 [B, V, D]; each sample's values are adjacent.
-            first: The vector in front of the others, float32 or bf16 [B, D], its values adjacent; None: there is none.
+            first: The vector before the others, float32 or bf16 [B, D], its values adjacent; None: there is none.
             out: [B, D + pairs], in the dtype of the first vector.
         """
         task = _interact(vectors, first, out)
@@ -126,7 +126,7 @@ class StepKernels:
         """Compute the gradients of ``interact``.
 
         Args:
-            grad: Of its ``out``.
+            grad: The gradient of its ``out``.
             grad_vectors: Is filled, contiguous.
             grad_first: Is filled, contiguous.
         """
@@ -141,8 +141,8 @@ class StepKernels:
 
         Args:
             grad: [n, width], float32 or bf16, contiguous as all are here.
-            out: Of the ReLU, as ``grad``; None: there is none.
-            masked: As ``grad``, and may be ``grad`` itself without ReLU.
+            out: The output of the ReLU, shaped like ``grad``; None if there is none.
+            masked: Shaped like ``grad``, and may be ``grad`` itself without ReLU.
             sums: float32 [width].
         """
         task = _Mask(
@@ -220,7 +220,7 @@ class Tables:
             columns.append(self._width)
             self._width += weights[table].shape[1]
         self._counts = {"tables": len(weights), "features": len(table_of_feature)}
-        # Made once, so that a lookup only passes their addresses.
+        # Make these arrays once, so that a lookup only passes their addresses.
         self._arrays = {
             "weights": _pointers(weights),
             "state": _pointers(states),
@@ -238,16 +238,16 @@ class Tables:
             offsets: int64 [features * b + 1].
 
         Returns:
-            The pooled embeddings, float32 [b, sum of the features' dims]; None where a row number is outside of its
+            The pooled embeddings, float32 [b, sum of the features' dims]; None if a row number is outside of its
             table.
         """
         pooled = torch.empty((offsets.numel() - 1) // self._counts["features"], self._width)
-        # The caller, which knows the tables' names, reports the wrong row.
+        # The caller knows the tables' names and reports the wrong row.
         failed = self._library.steps_look_up(ctypes.byref(self._task(ids, offsets, pooled)))
         return None if failed else pooled
 
     def adagrad(self, ids: Tensor, offsets: Tensor, grad: Tensor, lr: float, eps: float) -> None:
-        """Train the rows of a lookup by row-wise Adagrad; ``grad``: of the pooled embeddings, contiguous."""
+        """Train the rows of a lookup by row-wise Adagrad; ``grad``: the pooled embeddings' gradient, contiguous."""
         task = self._task(ids, offsets, grad)
         task.lr, task.eps = lr, eps
         if self._library.steps_adagrad(ctypes.byref(task)):
@@ -270,7 +270,7 @@ class Tables:
 
 
 def _interact(vectors: Tensor, first: Tensor | None, like: Tensor) -> _Interact:
-    # ``like``: the output or its gradient, which have the same layout.
+    # ``like`` is the output or its gradient, which have the same layout.
     samples, count, dim = vectors.shape
     task = _Interact(
         rest=vectors.data_ptr(),
@@ -313,6 +313,6 @@ def _integers(values: Sequence[int]) -> Any:
 
 
 def load() -> StepKernels | None:
-    """The kernels that were installed with this package; None where there are none, or they are another release's."""
+    """Return the installed kernels; None if there are none, or they belong to another release."""
     folder = Path(__file__).parent / "native"
     return open_installed(folder, "steps", StepKernels, "training runs without its compiled parts")

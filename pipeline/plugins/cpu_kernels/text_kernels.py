@@ -14,18 +14,18 @@ import pyarrow as pa
 
 from pipeline.core.kernels import open_installed, open_library
 
-_VERSION = 1  # of the functions, as fields.c has it
+_VERSION = 1  # version of the functions, the same as in fields.c
 _VIEW = 16  # bytes of a string view
-_MOST = 2**31 - 1  # bytes that a view can reach
+_MOST = 2**31 - 1  # bytes that a view can address
 
 
 class _Field(ctypes.Structure):
-    # Where a column goes: ``Field`` of fields.c.
+    # ``Field`` of fields.c: where a column goes.
     _fields_ = (("out", ctypes.c_void_p), ("present", ctypes.c_void_p), ("rest", ctypes.c_int64))
 
 
 class _Texts(ctypes.Structure):
-    # A column of string views: ``Texts`` of fields.c.
+    # ``Texts`` of fields.c: a column of string views.
     _fields_ = (
         ("views", ctypes.c_void_p),
         ("present", ctypes.c_void_p),
@@ -53,11 +53,11 @@ class TextKernels:
         Args:
             block: The lines.
             separator: The byte between two fields.
-            numbers: Of each column whether it has numbers.
+            numbers: For each column, whether it has numbers.
 
         Returns:
             float64 columns where ``numbers`` says so, else string views. An empty field is no number, and an empty
-            text. None where text is not ASCII or has a carriage return, a line has more or fewer fields, or a number
+            text. None if text is not ASCII or has a carriage return, a line has more or fewer fields, or a number
             is not plain digits, at most 15, with a point between them and a minus before them if they like.
         """
         if len(numbers) < 2 or len(block) > _MOST or not block.endswith(b"\n"):
@@ -74,7 +74,7 @@ class TextKernels:
                 mark = np.zeros(-(-lines // 8), np.uint8)
                 field.present = _at(mark)
             else:
-                # Texts are never null: an empty field is an empty string.
+                # Text is never null: an empty field is an empty string.
                 out = np.empty((lines, _VIEW), np.uint8)
                 mark = np.zeros(0, np.uint8)
             field.out = _at(out)
@@ -95,7 +95,7 @@ class TextKernels:
                 continue
             buffers = [None, pa.py_buffer(out)]
             if field.rest:
-                # Long texts are copied to a buffer of their own, so that a few of them do not keep the whole block.
+                # Copy long texts to a separate buffer, so that a few of them do not keep the whole block alive.
                 own = np.empty(field.rest, np.uint8)
                 self._library.fields_own(block, _at(out), ctypes.c_int64(len(out)), _at(own))
                 buffers.append(pa.py_buffer(own))
@@ -106,7 +106,7 @@ class TextKernels:
         """Hash each of ``texts``, string views.
 
         Returns:
-            xxhash64 (uint64) of the bytes; null where a text is null, or its hash is one of ``none``.
+            xxhash64 (uint64) of the bytes; null if a text is null, or its hash is one of ``none``.
         """
         present, views, *buffers = texts.buffers()
         addresses = (ctypes.c_void_p * max(len(buffers), 1))(*(each.address for each in buffers))
@@ -129,6 +129,6 @@ def _at(array: np.ndarray) -> ctypes.c_void_p:
 
 
 def load() -> TextKernels | None:
-    """The kernels that were installed with this package; None where there are none, or they are another release's."""
+    """Return the installed kernels; None if there are none, or they belong to another release."""
     folder = Path(__file__).parent / "native"
     return open_installed(folder, "fields", TextKernels, "text is read without the compiled steps")

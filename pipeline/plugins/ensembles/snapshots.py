@@ -33,11 +33,11 @@ from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor
 from pipeline.training.validation import ValidatedTraining, Validation
 
-# The state of Adam, AdamW and LAMB that has the direction of the last steps.
+# The state of Adam, AdamW and LAMB that holds the direction of the last steps.
 MOMENT = "exp_avg"
 # The seeds of two cycles are this far apart.
 _STRIDE = 1_000_003
-# The pull of the fitted weights towards equal ones counts as much as this many rows.
+# Weight of the pull of fitted weights towards equal ones, in rows.
 RIDGE_ROWS = 1000
 _NEWTON_STEPS = 20
 Floats = NDArray[np.floating]
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 def cycle_steps(count: int, total: int) -> int:
-    """Steps of a cycle, of which the last of ``count`` may lack some of ``total``; ConfigError where it has none."""
+    """Return the steps of a cycle. The last of ``count`` cycles may be shorter; ConfigError if it would be empty."""
     steps = -(-total // count)
     # Cycles are rounded up, so training may end before the last one begins.
     if (count - 1) * steps >= total:
@@ -58,7 +58,7 @@ def cycle_steps(count: int, total: int) -> int:
 
 @dataclass(frozen=True)
 class Start:
-    """What an untrained model is built from: ``logits`` that its last biases begin at (None: zero)."""
+    """Builds untrained models. ``logits``: the initial values of the last biases (None: zero)."""
 
     settings: ModelSettings
     split: SplitReader
@@ -68,7 +68,7 @@ class Start:
     def put(self, executor: StepExecutor, number: int) -> None:
         """Give ``executor`` the initial values of cycle ``number``, and optimizers that have taken no step."""
         seed = self.settings.seed + _STRIDE * number
-        # On the CPU, whatever the training runs on: initial values depend on the seed alone.
+        # Build on the CPU whatever the training runs on, so that initial values depend on the seed alone.
         fresh = build(replace(self.settings, seed=seed), self.split.schema, torch.device("cpu"), trained=False)
         if self.logits is not None:
             fresh.head.start_at(self.logits)
@@ -85,7 +85,7 @@ class Start:
 def perturb(dense: dict[str, Tensor], optimizer: torch.optim.Optimizer, share: float, seed: int) -> None:
     """Move each of the ``dense`` parameters by ``share`` of its norm on in the direction of its last steps.
 
-    Where the optimizer keeps no moving average of gradients, the direction is random, by ``seed``.
+    If the optimizer keeps no moving average of gradients, the direction is random, by ``seed``.
     """
     generator = torch.Generator().manual_seed(seed)
     for parameter in dense.values():
@@ -99,9 +99,9 @@ def perturb(dense: dict[str, Tensor], optimizer: torch.optim.Optimizer, share: f
 
 
 class Snapshots(Validation):
-    """The looks at the validation rows of a training that makes an ensemble: one at the end of each cycle.
+    """Validates a training that makes an ensemble: once, at the end of each cycle.
 
-    They stop nothing and lower no rates. A cycle of kind reset begins with an untrained model, or with the checkpoint
+    It stops nothing and lowers no rates. A cycle of kind reset begins with an untrained model, or with the checkpoint
     that the training started from. All methods are collective.
     """
 
@@ -109,22 +109,22 @@ class Snapshots(Validation):
 
     def __init__(self, training: ValidatedTraining) -> None:
         config = training.settings.train
-        # No patience: a cycle that starts anew is worse than the one before, which must not stop the training. The
+        # Set no patience: a cycle that starts over is worse than the one before, which must not stop the training. The
         # schedule's cycle is that of the snapshots, which ``begin`` sets.
         plain = replace(config, validate=replace(config.validate, patience=None, cycle_epochs=None))
         super().__init__(replace(training, settings=replace(training.settings, train=plain)))
         self._snapshots, self._init = config.snapshots, training.init
         self._start = Start(training.settings, training.train_split, training.start_logits)
-        # Until ``begin`` knows the planned steps.
+        # This is a placeholder until ``begin`` knows the planned steps.
         self._cycle = 1
 
     @staticmethod
     def applies(config: TrainConfig) -> bool:
-        """Whether ``train.snapshots`` asks for more than one model."""
+        """Return whether ``train.snapshots`` asks for more than one model."""
         return config.snapshots.active
 
     def begin(self, total: int, *, warm: bool) -> int:
-        """As ``Validation.begin``; a training that was resumed at the end of a cycle begins the next one."""
+        """Begin like ``Validation.begin``; a training that resumed at the end of a cycle begins the next one."""
         self._cycle = self._executor.optimizers.schedule.cycle = cycle_steps(self._snapshots.count, total)
         total, step = super().begin(total, warm=warm), self._executor.steps
         self._checkpoints.retained = []
@@ -133,7 +133,7 @@ class Snapshots(Validation):
             if end <= step:
                 self._checkpoints.retained.append(name_of(end))
         if step and step < total and step % self._cycle == 0:
-            # The former session ended with this cycle's snapshot, before it began the next cycle.
+            # The earlier process wrote this cycle's snapshot, but ended before it began the next cycle.
             self._restart()
         elif self._snapshots.kind == RESET:
             # ``resume`` has set the steps of the whole training, but these tables began with their cycle.
@@ -144,15 +144,15 @@ class Snapshots(Validation):
         return total
 
     def due(self, step: int, total: int) -> bool:
-        """Whether a cycle ends with ``step`` of ``total``."""
+        """Return whether a cycle ends with ``step`` of ``total``."""
         return step == total or step % self._cycle == 0
 
     def next_look(self, step: int, total: int) -> int:
-        """The end of the cycle of the step after ``step``."""
+        """Return the end of the cycle of the step after ``step``."""
         return min(total, (step // self._cycle + 1) * self._cycle)
 
     def age(self, step: int) -> int:
-        """Steps that the model after ``step`` has taken since it began anew."""
+        """Return the steps that the model after ``step`` has taken since it was last reset."""
         if self._snapshots.kind != RESET:
             return step
         return (step - 1) % self._cycle + 1
@@ -181,14 +181,14 @@ class Snapshots(Validation):
             self._start.put(executor, number)
             if self._init is not None:
                 self._checkpoints.start_from(self._init)
-            # The next checkpoint holds every row, and the guards see no figures of before.
+            # The next checkpoint must hold every row, and the guards must not see figures from before.
             self._checkpoints.checkpointer.model.touched.fill()
             self._checkpoints.metrics.begin_anew()
         if dist.get_rank() == 0:
             log.info("cycle %d of %d begins: %s", number + 1, self._snapshots.count, self._snapshots.kind)
 
     def result(self) -> dict[str, Any]:
-        """``ensemble`` of the training's figures: the snapshots that became members, and their cost to find."""
+        """Return ``ensemble`` of the training's figures: the snapshots that became members, and their cost."""
         began, paths = time.perf_counter(), self._checkpoints.retained_paths()
         scores = []
         for path in paths:
@@ -217,7 +217,7 @@ class Snapshots(Validation):
         last = list(range(len(paths)))[-keep:]
         members = last
         if config.choose != "last":
-            # By their steps, not in the order in which they were chosen.
+            # Sort the members by their steps instead of the order in which they were chosen.
             members = sorted(choose(logits, labels, weights, keep))
         chosen = logits[members]
         shares = np.full(keep, 1.0 / keep)
@@ -236,16 +236,16 @@ class Snapshots(Validation):
         }
 
 
-# An ensemble's logit is the weighted sum of its members'. NE of the mean falls with the members' own NE and with their
-# distance from each other, so a choice by it is one of good and diverse members (SEERL, section 3.3).
+# An ensemble's logit is the weighted sum of its members' logits. NE of the mean falls with the members' own NE and with
+# their distance from each other, so choosing by it selects good and diverse members (SEERL, section 3.3).
 def choose(logits: Floats, labels: Floats, weights: Floats | None, keep: int) -> list[int]:
-    """The places of ``keep`` of the models with ``logits`` [m, n]: each next one brings the smallest NE of the mean.
+    """Return the places of ``keep`` of the models with ``logits`` [m, n], each the best next addition to the mean.
 
-    Of equal ones the newest is taken.
+    Each one gives the smallest NE of the mean of those chosen; of equal ones the newest is taken.
     """
     chosen: list[int] = []
     total = np.zeros(logits.shape[1])
-    # From the newest on: ``min`` takes the first of equal ones.
+    # Start with the newest model, since ``min`` takes the first of equal ones.
     left = list(reversed(range(len(logits))))
     while left and len(chosen) < keep:
         best = min(left, key=lambda at: compute_ne((total + logits[at]) / (len(chosen) + 1), labels, weights))
@@ -256,10 +256,10 @@ def choose(logits: Floats, labels: Floats, weights: Floats | None, keep: int) ->
 
 
 def fitted_weights(logits: Floats, labels: Floats, weights: Floats | None = None) -> NDArray[np.float64]:
-    """What the logits [m, n] of an ensemble's members count: [m], by logistic regression with a ridge.
+    """Return the weights [m] of members with ``logits`` [m, n], by logistic regression with a ridge.
 
     The mean of logits is nearer to the base rate than each of its members, so the weights may add up to more than 1.
-    The ridge draws them towards 1 / m. Newton's method; the loss is convex.
+    The ridge draws them towards 1 / m. The loss is convex and minimised by Newton's method.
     """
     rows, counted = logits.astype(np.float64), fill_weights(labels, weights)
     counted = counted / counted.sum()

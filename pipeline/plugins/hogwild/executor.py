@@ -36,10 +36,10 @@ MEMORY = "ddr"
 
 
 class Hogwild(StepExecutor):
-    """A ``StepExecutor`` whose steps are taken by threads: ``step`` returns what the next of them that is done put out.
+    """A ``StepExecutor`` whose steps threads take: ``step`` returns the output of the next step that finishes.
 
     Threads run ahead of ``step``. ``drain`` lets them finish what they have begun: call it before anything looks at the
-    weights. The first step of a session is taken alone: it makes the state of the optimizers, and TorchRec prepares for
+    weights. The first step of a process is taken alone: it makes the state of the optimizers, and TorchRec prepares for
     the features of a batch, which several threads at once cannot.
     """
 
@@ -57,7 +57,7 @@ class Hogwild(StepExecutor):
     ) -> None:
         _check_plan(plan)
         super().__init__(settings, schema, plan, device, towers, row_store, total)
-        # Such a layer keeps statistics of the batch under way, and several threads would mix theirs.
+        # Batch norm keeps statistics of the current batch, and several threads would mix theirs.
         if batch_norms(self.dense_part.ranking):
             raise ConfigError(
                 "model.norm is batch, which keeps statistics of one batch at a time, but train.mode=hogwild has "
@@ -71,13 +71,13 @@ class Hogwild(StepExecutor):
             )
         self._named = dense_parameters(self.model)
         self._anchors = anchors(self.model)
-        # It protects the taking of a batch, not the weights.
+        # The lock protects the taking of a batch, not the weights.
         self._take = threading.Lock()
         self._running = threading.Event()
         self._prepared = self._ended = False
         self._source: Iterator[Batch] = iter(())
         self._taken = self._returned = 0
-        # What steps put out, or why they failed.
+        # Each entry is a step's output, or the error that made the step fail.
         self.done: queue.Queue[Output | BaseException] = queue.Queue()
         threads = settings.train.hogwild.threads
         count = available_cpus() if threads == AUTO else int(threads)
@@ -89,7 +89,7 @@ class Hogwild(StepExecutor):
         return 1
 
     def step(self, batches: Iterator[Batch]) -> Output:
-        """The (logits, labels, weights) of the next step that a thread has finished."""
+        """Return the (logits, labels, weights) of the next step that a thread has finished."""
         self.lr = self.optimizers.set_step(self.steps)
         if self._prepared:
             self._start(batches)
@@ -103,12 +103,12 @@ class Hogwild(StepExecutor):
         return output
 
     def drain(self) -> list[Output]:
-        """Let the threads finish the steps that they have begun, and stop; what these put out."""
+        """Let the threads finish the steps that they have begun, and stop; return the outputs of these steps."""
         self._running.clear()
-        # Under the lock, so that no thread has seen ``_running`` set but not yet counted the batch that it takes.
+        # Hold the lock, so that no thread has seen ``_running`` set without counting the batch that it takes.
         with self._take:
             begun = self._taken - self._returned
-        # Raises what a thread has failed with.
+        # ``_next`` raises the error of a thread that failed.
         outputs = [self._next() for _ in range(begun)]
         self.steps += len(outputs)
         return outputs
@@ -117,7 +117,7 @@ class Hogwild(StepExecutor):
         """End the threads, after the steps that they have begun."""
         with self._take:
             self._ended = True
-        # Threads that were stopped wait for this event, and then look at ``_ended``.
+        # Stopped threads wait for this event, and then look at ``_ended``.
         self._running.set()
         for thread in self.threads:
             # A thread that never started cannot be joined.
@@ -128,7 +128,7 @@ class Hogwild(StepExecutor):
         if self._running.is_set():
             return
         self._source = batches
-        # At every start, since a validation may have restored other weights and their state.
+        # Share the state at every start, since a validation may have restored other weights and optimizer state.
         for thread in self.threads:
             thread.share_state()
         self._running.set()
@@ -144,7 +144,7 @@ class Hogwild(StepExecutor):
         return output
 
     def take(self) -> tuple[int, Batch] | None:
-        """The next batch with the number of its step, once the threads may run; None at the end."""
+        """Return the next batch with the number of its step, once the threads may run; None at the end."""
         while True:
             self._running.wait()
             with self._take:
@@ -161,17 +161,17 @@ class Hogwild(StepExecutor):
                 return self.steps + self._taken - self._returned - 1, batch
 
     def learn(self, batch: Batch, parameters: Sequence[nn.Parameter]) -> Output:
-        """A forward and backward pass: tables learn in it, ``parameters`` get their gradients, each thread its own."""
+        """Run a forward and backward pass, in which tables learn and the thread's own ``parameters`` get gradients."""
         output: Output
         loss, output = self.model(batch)
         learning, trained = list[nn.Parameter](), list[torch.Tensor]()
         for parameter, shared in zip(parameters, self._named.values(), strict=True):
-            # Statistics of a layer are parameters without a gradient.
+            # A layer's statistics are parameters without a gradient.
             if shared.requires_grad:
                 learning.append(parameter)
                 trained.append(shared)
-        # Not ``backward``, which would leave the gradients of all threads in the same place. The anchors make autograd
-        # run the tables' backward passes; their own gradients, the last ones, are not used.
+        # Use ``grad`` rather than ``backward``, which would leave the gradients of all threads in the same place. The
+        # anchors make autograd run the tables' backward passes; their own gradients, the last ones, are not used.
         gradients = torch.autograd.grad(loss, [*trained, *self._anchors], allow_unused=True)
         for parameter, gradient in zip(learning, gradients, strict=False):
             parameter.grad = gradient
@@ -179,13 +179,13 @@ class Hogwild(StepExecutor):
 
 
 class _Worker(threading.Thread):
-    """One thread: its gradients and its optimizer are its own, weights and optimizer state are everybody's."""
+    """One thread with its own gradients and optimizer; weights and optimizer state are shared."""
 
     def __init__(self, trainer: Hogwild, config: TrainConfig) -> None:
         super().__init__(name="nightjar-hogwild", daemon=True)
         self._trainer, self._config = trainer, config
         named = dense_parameters(trainer.model)
-        # They share the memory of the model's weights, and have gradients of their own.
+        # These parameters share the memory of the model's weights, but have gradients of their own.
         self._parameters = [nn.Parameter(parameter.data) for parameter in named.values()]
         self._pairs = list(zip(named.values(), self._parameters, strict=True))
         mirror = {id(parameter): own for parameter, own in self._pairs}
@@ -206,19 +206,19 @@ class _Worker(threading.Thread):
 
     def run(self) -> None:
         """Take steps until there are no more batches."""
-        # Both are settings of a thread; ``connect`` has set them for the main one only.
+        # Both are settings of a thread, and ``connect`` has set them only for the main thread.
         torch.set_num_threads(1)
         torch.set_flush_denormal(True)
         try:
             while (taken := self._trainer.take()) is not None:
                 self._trainer.done.put(self._step(*taken))
         except BaseException as error:
-            # ``step`` raises it.
+            # ``step`` raises the error in the main thread.
             self._trainer.done.put(error)
 
     def _step(self, step: int, batch: Batch) -> Output:
         output = self._trainer.learn(batch, self._parameters)
-        # Each thread clips the gradient of its own batch: there is no mean over several.
+        # Each thread clips the gradient of its own batch, since gradients are not averaged over batches.
         if self._clip is not None:
             self._clip()
         for group, rate in zip(self._optimizer.param_groups, self._trainer.optimizers.rates(step), strict=True):
@@ -229,7 +229,7 @@ class _Worker(threading.Thread):
 
 
 def _check_plan(plan: Plan) -> None:
-    """ConfigError for a table that does not lie whole in the host's memory."""
+    """Raise ConfigError for a table that does not lie whole in the host's memory."""
     for name, table in plan.tables.items():
         if table.tier != MEMORY:
             raise ConfigError(

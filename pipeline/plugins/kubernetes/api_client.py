@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 Object = dict[str, Any]
 Answer = TypeVar("Answer")
 TIMEOUT_SECONDS = 20.0
-LOG_SECONDS = 120.0  # of silence in a log until it is asked for again
-WARM_UP_SECONDS = 20.0  # in which a server that just started denies what it grants, and knows no custom resources
+LOG_SECONDS = 120.0  # how long a log may be silent until it is asked for again
+WARM_UP_SECONDS = 20.0  # how long a server that just started may deny what it grants and not know custom resources
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 5.0  # seconds between two tries
 MOST_SKEW_SECONDS = 120.0
 MOST_CONNECTIONS = 512  # one for the log of every pod, and a few more
@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 
 
 class RefusedError(LaunchError):
-    """The API server answered with an error; ``status``: of HTTP, 0 where it is not known.
+    """The API server answered with an error; ``status`` is that of HTTP, or 0 if it is unknown.
 
-    ``passing_seconds``: how long the same question may get this answer before that counts; 0: it counts at once.
+    ``passing_seconds``: how long the same request may get this answer before it counts; 0: it counts at once.
     """
 
     status, passing_seconds = 0, 0.0
@@ -47,12 +47,12 @@ class RefusedError(LaunchError):
 
     @property
     def passing(self) -> bool:
-        """Whether the answer says nothing about what was asked for."""
+        """Whether the answer says nothing about the requested object."""
         return self.passing_seconds > 0
 
 
 class UnansweredError(LaunchError):
-    """The API server did not answer, or with something that is none of its answers."""
+    """The API server did not answer, or its answer is not one of the API."""
 
     passing, passing_seconds = True, float("inf")
 
@@ -73,13 +73,13 @@ class Api:
         self.server = str(client.configuration.host)
 
     def patient(self, outage_seconds: float) -> Api:
-        """The same server, asked again for up to ``outage_seconds`` while it does not answer."""
+        """Return the same server, which is asked again for up to ``outage_seconds`` while it does not answer."""
         other = copy.copy(self)
         other.outage_seconds = outage_seconds
         return other
 
     def brisk(self, timeout_seconds: float) -> Api:
-        """The same server, asked once, with ``timeout_seconds`` to answer."""
+        """Return the same server, which is asked once and has ``timeout_seconds`` to answer."""
         other = self.patient(0.0)
         other.timeout_seconds = min(timeout_seconds, TIMEOUT_SECONDS)
         return other
@@ -89,12 +89,12 @@ class Api:
         return self._call("GET", path, None, query)
 
     def find(self, path: str) -> Object | None:
-        """Read an object; None where the answer says that this object does not exist."""
+        """Read an object; None if the answer says that this object does not exist."""
         try:
             return self.get(path)
         except RefusedError as error:
-            # Not every 404: that of a server which warms up says nothing about the object. A job that is wrongly taken
-            # for lost is submitted again, and both would write to the same checkpoints.
+            # Not every 404 means that the object does not exist: a server that warms up says nothing about it. A job
+            # that is wrongly taken for lost is submitted again, and both would write to the same checkpoints.
             if error.status == 404 and not error.passing:
                 return None
             raise
@@ -112,15 +112,15 @@ class Api:
         return self._call("PATCH", path, body, content="application/merge-patch+json")
 
     def apply(self, path: str, body: Mapping[str, Any], manager: str, **query: str) -> Object:
-        """Server-side apply: create the object, or set these fields of it as those of ``manager``."""
-        # Forced: fields that somebody else has set become those of ``manager``, where it would be a conflict otherwise.
+        """Create the object or set these fields of it as those of ``manager``, by server-side apply."""
+        # Force, so that fields that somebody else has set become those of ``manager`` instead of a conflict.
         query = {"fieldManager": manager, "force": "true", **query}
         return self._call("PATCH", path, body, query, content="application/apply-patch+yaml")
 
     def delete(self, path: str, version: str = "") -> None:
-        """Delete an object and in the background what it owns; nothing happens where it does not exist.
+        """Delete an object and, in the background, what it owns; nothing happens if it does not exist.
 
-        With ``version``, its resource version: RefusedError with status 409 where it has another one.
+        ``version``: its resource version; RefusedError with status 409 if it has another one.
         """
         options: Object = {"propagationPolicy": "Background"}
         if version:
@@ -132,8 +132,9 @@ class Api:
                 raise
 
     def lines(self, path: str, **query: str) -> Iterator[bytes]:
-        """The lines of a log as they come; ends when the server ends it."""
-        # One limit to connect and one of silence: a quiet pod is no failure, but a connection may be dead unnoticed.
+        """Yield the lines of a log as they come; ends when the server ends it."""
+        # Use one limit for connecting and one for silence: a quiet pod is no failure, but a connection may die
+        # unnoticed.
         response = self._request("GET", path, None, query, timeout=(self.timeout_seconds, LOG_SECONDS))
         raw, rest = response.response, b""
         with answers(self.server):
@@ -145,11 +146,11 @@ class Api:
             yield rest
 
     def skew(self) -> float:
-        """Seconds that this machine's clock is ahead of the API server's."""
+        """Return the seconds by which this machine's clock is ahead of the API server's."""
 
         def ask() -> float:
             stated = self._request("GET", "/version", None, {}).getheaders().get("Date")
-            # A proxy may leave the header out: then the skew is not known, which is no error.
+            # A proxy may remove the header. The skew is unknown then, which is not an error.
             if not stated:
                 return 0.0
             return self.clock.time() - parsedate_to_datetime(stated).timestamp()
@@ -169,17 +170,17 @@ class Api:
     def _once(
         self, method: str, path: str, body: Mapping[str, Any] | None, query: Mapping[str, str], content: str
     ) -> Object:
-        # Read and parsed inside of ``answers``: a truncated body is no JSON, and counts like a connection that breaks.
+        # Read and parse inside ``answers``: a truncated body is not JSON, and counts like a broken connection.
         with answers(self.server):
             text = self._request(method, path, body, query, content).read()
             answer = json.loads(text or b"{}")
         if not isinstance(answer, dict):
-            # Probably the answer of a proxy.
+            # The answer probably comes from a proxy.
             raise UnansweredError(f"the Kubernetes API server {self.server} answers {str(answer)[:80]!r} to {path}")
         return answer
 
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
-        """What ``ask`` returns, asked again while the server says nothing, or its error after ``outage_seconds``."""
+        """Return what ``ask`` returns, and repeat it while the server is silent; raise after ``outage_seconds``."""
         since, pause = self.clock.monotonic(), FIRST_PAUSE
         while True:
             try:
@@ -193,7 +194,7 @@ class Api:
                     raise
                 if pause == FIRST_PAUSE:
                     log.warning("%s; asking again for up to %.0f s", error.message, left)
-                # With jitter, so that the launchers of a cluster do not all ask at once when its server is back.
+                # Add jitter, so that the launchers of a cluster do not all ask at once when its server is back.
                 self.clock.sleep(min(pause * random.uniform(0.8, 1.2), left))
                 pause = min(2 * pause, LONGEST_PAUSE)
             else:
@@ -235,7 +236,7 @@ def answers(server: str) -> Iterator[None]:
     try:
         yield
     except (urllib3.exceptions.HTTPError, OSError, ValueError) as error:
-        # urllib3's MaxRetryError has the cause in ``reason``; its own words also repeat the host and the URL.
+        # urllib3's MaxRetryError has the cause in ``reason``; its message also repeats the host and the URL.
         reason = getattr(error, "reason", None) or error
         raise UnansweredError(
             f"the Kubernetes API server {server} does not answer: {reason}",
@@ -244,7 +245,7 @@ def answers(server: str) -> Iterator[None]:
 
 
 def refusal(status: int, text: str, request: str) -> RefusedError:
-    """The error of an answer with HTTP ``status`` and body ``text``."""
+    """Return the error of an answer with HTTP ``status`` and body ``text``."""
     stated: Object = {}
     try:
         stated = dict(json.loads(text))
@@ -256,9 +257,9 @@ def refusal(status: int, text: str, request: str) -> RefusedError:
 
 
 def _passing_seconds(status: int, message: str, stated: Object, request: str) -> float:
-    """How long this answer says nothing about what was asked for."""
+    """Return for how many seconds this answer says nothing about the requested object."""
     if status == 403 and ("admission webhook" in message or "exceeded quota" in message):
-        # Admission has judged the object, and will judge it the same again.
+        # Admission has judged the object, and would judge it the same way again.
         return 0.0
     # Any other 403 may come from a server that does not know the roles yet.
     if status in (401, 403, 408, 429) or status >= 500:
@@ -271,7 +272,7 @@ def _passing_seconds(status: int, message: str, stated: Object, request: str) ->
 
 
 def _in_words(status: int, message: str, request: str) -> tuple[str, str]:
-    """A refusal's message and hint."""
+    """Return a refusal's message and hint."""
     if status == 401:
         text = f"the API server does not accept the credentials: {message}"
         return text, "a token may have expired, or a clock be wrong: kubectl auth whoami"
@@ -291,7 +292,7 @@ def _in_words(status: int, message: str, request: str) -> tuple[str, str]:
 
 
 def check_clock(api: Api) -> None:
-    """LaunchError where this machine's clock and the API server's differ so much that tokens and dates go wrong."""
+    """Raise LaunchError if this machine's clock and the API server's differ so much that tokens and dates fail."""
     skew = api.skew()
     if abs(skew) > MOST_SKEW_SECONDS:
         where = "ahead of" if skew > 0 else "behind"
@@ -303,11 +304,11 @@ def check_clock(api: Api) -> None:
 
 
 def connect(context: str | None = None) -> Api:
-    """The API server, with the pod's service account or the kubeconfig's ``context`` (None: the current one).
+    """Return the API server, with the pod's service account or the kubeconfig's ``context`` (None: the current one).
 
     A named context comes from the kubeconfig even inside a cluster. Raises LaunchError without credentials.
     """
-    # The client takes long to import: only what talks to a cluster waits for it.
+    # The client takes long to import, so only commands that talk to a cluster import it.
     from kubernetes.client import ApiClient, Configuration
     from kubernetes.config import ConfigException, load_incluster_config, load_kube_config
     from urllib3.util import Retry
@@ -323,7 +324,7 @@ def connect(context: str | None = None) -> Api:
             pass  # not in a pod
     try:
         load_kube_config(context=context, client_configuration=configuration)
-    except Exception as error:  # a kubeconfig may be no YAML, or any other YAML; the client has no class for that
+    except Exception as error:  # a kubeconfig may be invalid in any way, and the client has no error class for that
         reason = " ".join(str(error).split())
         raise LaunchError(
             f"no way into a cluster: neither a pod's service account nor a kubeconfig that fits: {reason}",

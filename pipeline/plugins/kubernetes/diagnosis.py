@@ -10,13 +10,13 @@ from typing import Any
 
 from pipeline.plugins.kubernetes.pod_templates import CONTAINER, Object
 
-# Reasons of a waiting container that do not go away by waiting.
+# Reasons of a waiting container that waiting does not remove.
 NO_IMAGE = ("InvalidImageName", "ErrImageNeverPull")
-# A registry may be away, or the image still on its way into it.
+# Reasons that may pass: a registry may be down, or the image still on its way into it.
 LATE_IMAGE = ("ImagePullBackOff", "ErrImagePull", "ImageInspectError", "RegistryUnavailable")
 NO_CONFIG = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 SIGTERM, SIGKILL = 143, 137
-LOST_SECONDS = 60.0  # beyond its grace: a kubelet that works has ended a pod by then
+LOST_SECONDS = 60.0  # time after the grace period by which a working kubelet has ended a pod
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PodProblem:
 
 
 def pending_problem(pod: Object) -> PodProblem | None:
-    """Why ``pod`` is pending; None where it is not."""
+    """Return why ``pod`` is pending; None if it is not."""
     status, name = pod.get("status", {}), pod["metadata"]["name"]
     if status.get("phase", "Pending") != "Pending":
         return None
@@ -66,7 +66,7 @@ def pending_problem(pod: Object) -> PodProblem | None:
 
 
 def job_problem(job: Object, queue: str, pods: int = 0, hosts: int = 1, warnings: Sequence[str] = ()) -> PodProblem:
-    """Why a job has no pods yet, or ``pods`` where it should have one for each of ``hosts``.
+    """Return why a job has no pods yet, or ``pods`` where it should have one for each of ``hosts``.
 
     ``warnings``: what controllers said about it, newest first.
     """
@@ -76,7 +76,7 @@ def job_problem(job: Object, queue: str, pods: int = 0, hosts: int = 1, warnings
         words.append(str(condition.get("message") or ""))
     if job.get("spec", {}).get("suspend"):
         words.insert(0, f"it is suspended, until Kueue admits it into queue {queue!r}")
-    # A full quota comes first: it explains the others, such as that pods could not be created.
+    # Put a full quota first: it explains the other messages, such as that pods could not be created.
     words = sorted(filter(None, (*words, *warnings)), key=lambda word: "exceeded quota" not in word)
     text = next(iter(words), f"queue {queue!r} may be full or closed, or the controller down")
     name = job["metadata"]["name"]
@@ -86,7 +86,7 @@ def job_problem(job: Object, queue: str, pods: int = 0, hosts: int = 1, warnings
 
 
 def death(pods: Sequence[Object], hosts: int, stage: str) -> str:
-    """The pod that ended a stage by being killed, in words; "" where none was, for then its own words count."""
+    """Describe the pod that ended a stage by being killed; "" if none was, so that its own output counts."""
     # The pod that ended first is the cause: torchrun ends the other hosts when one is missing.
     for pod in sorted(pods, key=_ended):
         status, name = pod.get("status", {}), pod["metadata"]["name"]
@@ -101,7 +101,7 @@ def death(pods: Sequence[Object], hosts: int, stage: str) -> str:
             return f"pod {name} ran out of memory; launch.pods.resources.{stage}.memory_gib is its limit"
         if ended.get("exitCode") == SIGKILL:
             return f"pod {name} was killed (exit code {SIGKILL}): most often its node went away or ran out of memory"
-        # It ended by itself, so what it printed last explains it better.
+        # The pod ended by itself, so its last output explains it better.
         if ended.get("exitCode") and "deletionTimestamp" not in pod["metadata"] and ended["exitCode"] != SIGTERM:
             return ""
     if any("deletionTimestamp" in pod["metadata"] for pod in pods) or len(pods) < hosts:
@@ -110,12 +110,12 @@ def death(pods: Sequence[Object], hosts: int, stage: str) -> str:
 
 
 def is_alive(pod: Object) -> bool:
-    """Whether processes of ``pod`` may run, or may start yet."""
+    """Return whether processes of ``pod`` may run, or may start yet."""
     return pod.get("status", {}).get("phase", "Pending") in ("Pending", "Running", "Unknown") and not is_lost(pod)
 
 
 def is_lost(pod: Object) -> bool:
-    """Whether ``pod`` is Terminating for much longer than its grace on a node that is not ready.
+    """Return whether ``pod`` is Terminating for much longer than its grace on a node that is not ready.
 
     Nobody will report its end. The node's kubelet would have ended it; that it is not ready is in the pod's condition.
     """
@@ -123,12 +123,12 @@ def is_lost(pod: Object) -> bool:
     if due is None or status.get("phase") in ("Succeeded", "Failed"):
         return False
     ready = {condition.get("type"): condition.get("status") for condition in status.get("conditions") or []}
-    late = time.time() - datetime.fromisoformat(due).timestamp()  # it is the end of the grace
+    late = time.time() - datetime.fromisoformat(due).timestamp()  # ``due`` is the end of the grace period
     return late > LOST_SECONDS and (ready.get("Ready") != "True" or status.get("reason") == "NodeLost")
 
 
 def _terminated(pod: Object) -> dict[str, Any]:
-    """How the container of the stage ended; {} where it runs. Others may be beside it (``launch.pods.patch``)."""
+    """Return how the stage's container ended; {} if it runs. It may have sidecars (``launch.pods.patch``)."""
     containers = pod.get("status", {}).get("containerStatuses") or [{}]
     own = next((each for each in containers if each.get("name") == CONTAINER), containers[0])
     terminated: dict[str, Any] = own.get("state", {}).get("terminated") or {}
@@ -136,7 +136,7 @@ def _terminated(pod: Object) -> dict[str, Any]:
 
 
 def _ended(pod: Object) -> tuple[str, bool]:
-    """When the pod's container ended, to sort by; of those that ended in the same second the killed ones first."""
+    """Return the time at which the pod's container ended, as a sort key; killed ones come first within a second."""
     ended = _terminated(pod)
-    # A pod that still runs is sorted after all times, which begin with a year.
+    # A pod that still runs sorts after all times, which begin with a year.
     return str(ended.get("finishedAt") or "9999"), ended.get("exitCode") != SIGKILL

@@ -35,7 +35,7 @@ VOLCANO_PHASES = {"Completed": "succeeded", "Failed": "failed", "Terminated": "f
 def volcano_job(config: Config, step: Step, name: str, attempt: int, config_url: str) -> Object:
     """Build the Volcano job of a stage from the one that TorchX renders.
 
-    Of TorchX's stay the tasks and each one's command and variables; what it cannot say comes from ``launch.pods``.
+    TorchX's job provides the tasks with their commands and variables; everything else comes from ``launch.pods``.
     """
     app = pods_app(step.name, config, config_url, name)
     rendered = rendered_for_volcano(app, config.launch.namespace, config.launch.queue)
@@ -43,18 +43,18 @@ def volcano_job(config: Config, step: Step, name: str, attempt: int, config_url:
     for task in rendered["spec"]["tasks"]:
         container = task["template"]["spec"]["containers"][0]
         env = {entry["name"]: entry.get("value", "") for entry in container["env"]}
-        # TorchX draws a name of its own for the app and puts it here.
+        # TorchX draws its own name for the app and puts it here.
         env["TORCHX_JOB_ID"] = f"kubernetes://nightjar/{config.launch.namespace}:{name}"
-        # TorchX's name of a task is <role>-<replica>.
+        # TorchX names a task <role>-<replica>.
         role = task["name"].rpartition("-")[0]
         template = _template(config, step, attempt, list(container["command"]), env, role)
         tasks.append({"name": task["name"], "replicas": 1, "template": template})
     spec: Object = {
         "schedulerName": "volcano",
         "queue": config.launch.queue,
-        # All pods at once, or none.
+        # Start all pods at once, or none.
         "minAvailable": len(tasks),
-        # 0 would become 3; attempts are the launcher's business.
+        # Volcano takes 0 for its default of 3. The launcher submits further attempts itself.
         "maxRetry": 1,
         "ttlSecondsAfterFinished": round(3600 * config.launch.keep_hours),
         "plugins": rendered["spec"]["plugins"],
@@ -81,7 +81,7 @@ def indexed_job(config: Config, step: Step, name: str, attempt: int, config_url:
 
 def job_set(config: Config, step: Step, name: str, attempt: int, config_url: str) -> Object:
     """Build the JobSet of a stage: an indexed job for each role of its hosts, whose pods' names it makes known."""
-    # It fails with its first pod, for it has no failure policy and its jobs no retries.
+    # The JobSet fails with its first pod, because it has no failure policy and its jobs have no retries.
     first = f"{name}-{step.name}-0-0.{name}" if hosts_of(step.name, config) > 1 else "localhost"
     jobs = []
     for role, hosts in roles_of(step.name, config).items():
@@ -106,7 +106,7 @@ def _indexed(template: Object, hosts: int) -> Object:
         "backoffLimit": 0,
         "template": template,
     }
-    # The deadline is for the whole job; that of a pod would begin only when the pod does.
+    # The deadline is for the whole job; a pod's deadline would begin only when the pod starts.
     seconds = template["spec"].pop("activeDeadlineSeconds", None)
     if seconds is not None:
         spec["activeDeadlineSeconds"] = seconds
@@ -116,21 +116,21 @@ def _indexed(template: Object, hosts: int) -> Object:
 def _queued(kind: Object, spec: Object, config: Config, step: Step, name: str, attempt: int) -> Object:
     metadata = _metadata(config, step, name, attempt)
     if config.launch.kueue:
-        # Suspended, until Kueue admits it into its queue.
+        # Kueue admits suspended jobs into its queue.
         metadata["labels"][KUEUE_QUEUE] = config.launch.queue
         spec["suspend"] = True
     return {**kind, "metadata": metadata, "spec": spec}
 
 
 def pod_service(config: Config, step: Step, name: str, attempt: int, owner: str) -> Object:
-    """The headless service that gives the pods of an indexed job their names; it goes with the job, uid ``owner``."""
+    """Return the headless service that names the pods of an indexed job; it is deleted with the job, uid ``owner``."""
     metadata = _metadata(config, step, name, attempt)
     if owner:
         reference = {"apiVersion": "batch/v1", "kind": "Job", "name": name, "uid": owner}
         metadata["ownerReferences"] = [reference]
     spec = {
         "clusterIP": "None",
-        # Pods meet before they are ready.
+        # Pods connect to each other before they are ready.
         "publishNotReadyAddresses": True,
         "selector": {"job-name": name},
         "ports": [{"name": PORT_NAME, "port": config.launch.port}],
@@ -150,15 +150,15 @@ def _template(
 
 
 def require_cluster(config: Config) -> None:
-    """ConfigError where ``launch`` is not a cluster."""
+    """Raise ConfigError if ``launch`` is not a cluster."""
     if config.launch.name != "kubernetes":
         raise ConfigError(f"launch={config.launch.name} starts no pods", hint="launch=kubernetes")
 
 
 def stage_objects(config: Config, steps: Sequence[Step], config_url: str) -> list[Object]:
-    """The objects of every stage that ``config`` runs in pods, in order, as the launcher would submit first attempts.
+    """Return the objects of every stage that runs in pods, in order, as the launcher would submit first attempts.
 
-    Asks no cluster.
+    This asks no cluster.
     """
     require_cluster(config)
     objects: list[Object] = []
@@ -173,7 +173,7 @@ def stage_objects(config: Config, steps: Sequence[Step], config_url: str) -> lis
 
 
 def as_yaml(objects: Sequence[Object]) -> str:
-    """``objects`` as one YAML stream, for ``kubectl apply -f -``."""
+    """Format ``objects`` as one YAML stream, for ``kubectl apply -f -``."""
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -190,11 +190,11 @@ class IndexedRunner(ClusterRunner):
     collection = "/apis/batch/v1/namespaces/{namespace}/jobs"
 
     build = staticmethod(indexed_job)
-    # The job controller sets the label.
+    # The job controller sets this label.
     pod_label = "job-name"
 
     def complete(self, step: Step, job: Object) -> None:
-        """For several pods, the service by which they find the first one; one that an earlier job left is replaced."""
+        """Create the service by which several pods find the first one, and replace one that an earlier job left."""
         if hosts_of(step.name, self.config) == 1:
             return
         metadata, services = job["metadata"], f"/api/v1/namespaces/{self.namespace}/services"
@@ -207,7 +207,8 @@ class IndexedRunner(ClusterRunner):
             except RefusedError as error:
                 if error.status != 409:
                     raise
-            # If it is gone meanwhile, ``service`` stands in for it. That has no resource version, so it is made again.
+            # If the former service is gone by now, ``service`` stands in for it. That has no resource version, so it is
+            # made again.
             former = (self.api.find(f"{services}/{metadata['name']}") or service)["metadata"]
             owners = [owner["uid"] for owner in former.get("ownerReferences", [])]
             if metadata["uid"] in owners and "deletionTimestamp" not in former and "resourceVersion" in former:
@@ -220,12 +221,12 @@ class IndexedRunner(ClusterRunner):
 
 
 def indexed_job_phase(job: Object) -> str:
-    """running | succeeded | failed, by the conditions of a ``batch/v1`` job."""
+    """Return running | succeeded | failed, by the conditions of a ``batch/v1`` job."""
     return _phase_by_conditions(job, "Complete")
 
 
 def _phase_by_conditions(job: Object, done: str) -> str:
-    """running | succeeded | failed; ``done``: the type of the condition that holds once the job has succeeded."""
+    """Return running | succeeded | failed; ``done`` is the type of the condition of a job that has succeeded."""
     holding = set()
     for condition in job.get("status", {}).get("conditions") or []:
         if condition["status"] == "True":
@@ -238,11 +239,11 @@ def _phase_by_conditions(job: Object, done: str) -> str:
 
 
 class JobSetRunner(ClusterRunner):
-    """Indexed jobs in a JobSet, which gives their pods names and is what Kueue and others know whole."""
+    """Indexed jobs in a JobSet, which gives their pods names and which Kueue and others handle as a whole."""
 
     collection = "/apis/jobset.x-k8s.io/v1alpha2/namespaces/{namespace}/jobsets"
 
-    # Its controller makes job, service and pods, and sets the label.
+    # The JobSet controller makes the job, the service and the pods, and sets this label.
     build = staticmethod(job_set)
     pod_label = "jobset.sigs.k8s.io/jobset-name"
 
@@ -251,7 +252,7 @@ class JobSetRunner(ClusterRunner):
 
 
 def job_set_phase(job: Object) -> str:
-    """running | succeeded | failed, by the conditions of a JobSet."""
+    """Return running | succeeded | failed, by the conditions of a JobSet."""
     return _phase_by_conditions(job, "Completed")
 
 
@@ -267,7 +268,7 @@ class VolcanoRunner(ClusterRunner):
     collection = "/apis/batch.volcano.sh/v1alpha1/namespaces/{namespace}/jobs"
 
     def phase_of(self, job: Object) -> str:
-        # One without a status, or with a phase that is not known, runs.
+        # A job without a status, or with an unknown phase, counts as running.
         phase = ((job.get("status") or {}).get("state") or {}).get("phase", "")
         return VOLCANO_PHASES.get(phase, "running")
 
@@ -276,5 +277,5 @@ RUNNERS: dict[str, type[ClusterRunner]] = {"indexed": IndexedRunner, "jobset": J
 
 
 def cluster_runner(config: Config, api: Api) -> ClusterRunner:
-    """What submits stages in the form that ``launch.job`` names."""
+    """Return the runner that submits stages in the form that ``launch.job`` names."""
     return RUNNERS[config.launch.job](config, api)

@@ -25,24 +25,25 @@ from pipeline.plugins.kubernetes.podlogs import PodLogs
 from pipeline.records.runs import Step
 
 MOST_ATTEMPTS = 999
-SUBMISSION = "nightjar/submission"  # annotation: which request made the job, should its answer be lost
-BRISK_SECONDS = 5.0  # for the answer to a request that a user waits for, who pressed Ctrl-C
+SUBMISSION = "nightjar/submission"  # annotation: which request made the job, in case its answer is lost
+BRISK_SECONDS = 5.0  # time limit for a request that a user waits for after Ctrl-C
 log = logging.getLogger(__name__)
 
 
 class ClusterRunner(ABC):
-    """Submits stages as jobs; how a job looks and is made is a subclass's business.
+    """Submits stages as jobs; subclasses decide how a job looks and is made.
 
-    Clocks and rights were looked at when the run was taken hold of (``locks.py``).
+    Clocks and rights were checked when the run was locked (``locks.py``).
     """
 
     outlasts = True
     poll_seconds = 1.0
     # The API path of the jobs, with {namespace} in it.
     collection: str
-    # Builds the job of an attempt: configuration, step, name, attempt, URL of the configuration in the store.
+    # Builds the job of an attempt from the configuration, step, name, attempt, and URL of the configuration in the
+    # store.
     build: staticmethod[[Config, Step, str, int, str], Object]
-    # The label of its pods whose value is the job's name.
+    # The pod label whose value is the job's name.
     pod_label: str
 
     def __init__(self, config: Config, api: Api, clock: Clock = CLOCK) -> None:
@@ -50,46 +51,46 @@ class ClusterRunner(ABC):
         self.namespace = config.launch.namespace
         self.jobs = self.collection.format(namespace=self.namespace)
         self._followed: list[ClusterJob] = []
-        self._lent: dict[str, Step] = {}  # the stages for which room was asked for
+        self._lent: dict[str, Step] = {}  # the stages for which room was requested
 
     @abstractmethod
     def phase_of(self, job: Object) -> str:
-        """running | succeeded | failed | cancelled, by the status of the object ``job``."""
+        """Return running | succeeded | failed | cancelled, by the status of the object ``job``."""
 
     def complete(self, step: Step, job: Object) -> None:  # noqa: B027 (most jobs need nothing else)
-        """Make what the pods of the live ``job`` need beside it, where it is missing."""
+        """Make what the pods of the live ``job`` need beside it, if it is missing."""
 
     def phase(self, name: str) -> str:
-        """running | succeeded | failed | cancelled | lost; lost: the server says that there is none of that name."""
+        """Return running | succeeded | failed | cancelled | lost; lost: the server has no job of that name."""
         job = self.api.find(f"{self.jobs}/{name}")
         if job is None:
             return "lost"
         return self.phase_of(job)
 
     def delete(self, name: str) -> None:
-        """Delete the job with its pods; no error where there is none."""
+        """Delete the job with its pods; no error if there is none."""
         self.api.delete(f"{self.jobs}/{name}")
 
     def expect(self, steps: Sequence[Step]) -> None:  # noqa: B027 (concrete, and the same for all of them)
-        """Nothing: a job takes its place in the cluster when its stage starts."""
+        """Do nothing: a job takes its place in the cluster when its stage starts."""
 
     def takes(self, stage: str) -> bool:
-        """No: a pod takes longer than an import."""
+        """Return False: a pod takes longer to start than an import."""
         return False
 
     def goes_on(self) -> bool:
-        """Whether a job of the run, or a pod of one, has not ended. The API server is asked once."""
-        # Without patience: this is asked when the run has ended, and its launcher should end as well.
+        """Return whether a job of the run, or a pod of one, has not ended. The API server is asked once."""
+        # Ask without retries: the run has ended, and its launcher should end as well.
         api, ours = self.api.brisk(BRISK_SECONDS), f"{RUN_LABEL}={run_label(str(self.config.run))}"
         for job in api.get(self.jobs, labelSelector=ours).get("items", []):
             if self.phase_of(job) == "running" and "deletionTimestamp" not in job["metadata"]:
                 return True
-        # Pods outlive a deleted job by their grace period, and on a lost node even longer.
+        # Pods outlive a deleted job by their grace period, and even longer on a lost node.
         pods = api.get(f"/api/v1/namespaces/{self.namespace}/pods", labelSelector=ours).get("items", [])
         return any(map(is_alive, pods))
 
     def find(self, step: Step) -> ClusterJob | None:
-        """The job of ``step`` that runs, submitted by a launcher that is gone.
+        """Return the job of ``step`` that runs, submitted by a launcher that is gone.
 
         Jobs of the same run and stage but another key, or another image, are ended: they would write to the same
         checkpoints. So is one that holds room for the stage.
@@ -102,13 +103,13 @@ class ClusterRunner(ABC):
             if "deletionTimestamp" in job["metadata"] or self.phase_of(job) != "running":
                 continue
             if name == job_name(self.config, step, attempt):
-                self.complete(step, job)  # its launcher may have died before it did
+                self.complete(step, job)  # its launcher may have died before it did this
                 running = self._follow(step, name)
                 log.info("%-10s attached to job %s, which runs already", step.name, name)
             else:
                 log.info("%-10s job %s of other settings is ended", step.name, name)
                 self.delete(name)
-                # Its pods may still write to the same checkpoints until the last of them is gone.
+                # The job's pods may write to the same checkpoints until the last of them is gone.
                 last = self.clock.monotonic() + 60 * self.config.launch.pending_minutes
                 while self.api.find(f"{self.jobs}/{name}") is not None or self.pods(name):
                     if self.clock.monotonic() > last:
@@ -129,10 +130,10 @@ class ClusterRunner(ABC):
         return self._follow(step, name)
 
     def room(self, step: Step, hosts: int) -> JobRoom:
-        """A job of the stage's shape whose pods wait, one for each of ``hosts``."""
-        # Noted before the request, whose answer may be lost, so that ``close`` gives the room back in any case.
+        """Create a job of the stage's shape whose pods wait, one for each of ``hosts``."""
+        # Record this before the request, whose answer may be lost, so that ``close`` gives the room back in any case.
         self._lent[step.name] = step
-        # A copy, so that the job is built for ``hosts`` hosts and the run keeps its own number of them.
+        # Copy the runner, so that the job is built for ``hosts`` hosts and the run keeps its own number of hosts.
         lent = copy.copy(self)
         lent.config = replace(self.config, hardware=replace(self.config.hardware, hosts=hosts))
         build = type(self).build
@@ -146,7 +147,7 @@ class ClusterRunner(ABC):
         return JobRoom(self.api, path, lambda job: self.phase_of(job) == "running", pods, selector)
 
     def _give_back(self, step: Step, api: Api) -> None:
-        # What is left of a room: of a launcher that is gone, or of a request whose answer was lost.
+        # The room may be left over from a launcher that is gone, or from a request whose answer was lost.
         for job in api.get(self.jobs, labelSelector=stage_query(self.config, room_of(step))).get("items", []):
             api.delete(f"{self.jobs}/{job['metadata']['name']}")
 
@@ -164,7 +165,7 @@ class ClusterRunner(ABC):
             live = api.find(f"{self.jobs}/{name}")
             if live is None:
                 continue
-            # Made by this very request, whose answer was lost; or by another one, and it still runs.
+            # Either this very request made the job and its answer was lost, or another one did and the job still runs.
             if (live["metadata"].get("annotations") or {}).get(SUBMISSION) == submission:
                 return live
             if "deletionTimestamp" not in live["metadata"] and self.phase_of(live) == "running":
@@ -200,7 +201,7 @@ class ClusterRunner(ABC):
         """Follow no logs any more; jobs outlast their launcher, but those that hold room do not."""
         for job in self._followed:
             job.leave()
-        # Nobody would use the room any more. If the server does not answer, its pods end by themselves (HOLD_SECONDS).
+        # Nobody will use the room any more. If the server does not answer, its pods end by themselves (HOLD_SECONDS).
         for step in self._lent.values():
             with suppress(LaunchError):
                 self._give_back(step, self.api.brisk(ASKING_SECONDS))
@@ -218,7 +219,7 @@ class ClusterJob:
         self._pods: list[Object] = []
 
     def state(self) -> str:
-        """As the protocol has it. While the API server is silent this waits, up to ``launch.outage_minutes``."""
+        """Return the protocol's state. While the API server is silent, wait up to ``launch.outage_minutes``."""
         asked = self.clock.monotonic()
         try:
             job = self.runner.api.find(f"{self.runner.jobs}/{self.name}")
@@ -227,7 +228,7 @@ class ClusterJob:
         except LaunchError as error:
             hint = f"job {self.name} goes on; the same command, once the server answers, attaches to it"
             raise LaunchError(error.message, hint=f"{hint}; {error.hint}") from None
-        # What pods did while the server was silent is not known, so that time does not count against them.
+        # What pods did while the server was silent is unknown, so that time does not count against them.
         silent = self.clock.monotonic() - asked
         self._pending_since += silent
         self._image_since += silent
@@ -247,7 +248,7 @@ class ClusterJob:
         return "queued"
 
     def _waits_for_admission(self, job: Object) -> bool:
-        """Whether ``job`` is suspended, which is said once: Kueue, or who else suspends it, admits it later."""
+        """Return whether ``job`` is suspended until Kueue or another controller admits it; log that once."""
         suspended = bool(job.get("spec", {}).get("suspend"))
         if suspended != (self._queued_since is not None):
             if suspended:
@@ -261,10 +262,10 @@ class ClusterJob:
         return suspended
 
     def _check_pending(self) -> None:
-        """GivenUpError for a pod that cannot start, or does not in time; NoRoomError where it finds no place.
+        """Raise GivenUpError for a pod that cannot start, or does not in time, and NoRoomError if it finds no place.
 
-        A pod may be without a place for less long where the stage may go on with fewer hosts, and has
-        ``launch.image_minutes`` to get its image.
+        A pod may wait less long for a place if the stage may go on with fewer hosts. It has ``launch.image_minutes``
+        to get its image.
         """
         config, hosts = self.runner.config, hosts_of(self.step.name, self.runner.config)
         problems = list(filter(None, map(pending_problem, self._pods)))
@@ -276,11 +277,11 @@ class ClusterJob:
             self._pending_since = now
             return
         no_room = short or any(problem.no_room for problem in problems)
-        # Where the stage may go on with fewer hosts, it waits less long for room.
+        # A stage that may go on with fewer hosts waits a shorter time for room.
         minutes = allowed_pending_minutes(config, hosts) if no_room else config.launch.pending_minutes
         name = "pending_minutes" if minutes == config.launch.pending_minutes else "shrink_after_minutes"
         late = now - self._pending_since > 60 * minutes
-        # Images have a limit of their own: a new node may pull one for longer than pods may wait for a place.
+        # Images have their own limit: a new node may take longer to pull one than pods may wait for a place.
         if now - self._image_since > 60 * config.launch.image_minutes:
             late, name, minutes, no_room = True, "image_minutes", config.launch.image_minutes, False
             problems = [problem for problem in problems if problem.image]
@@ -302,18 +303,18 @@ class ClusterJob:
         raise NoRoomError(waited, hint=hint, running=running)
 
     def _warnings(self) -> list[str]:
-        """What controllers said about the job, newest first: that a quota is full is in no status."""
+        """Return the controllers' warnings about the job, newest first: no status shows that a quota is full."""
         path, about = f"/api/v1/namespaces/{self.runner.namespace}/events", f"involvedObject.name={self.name}"
         try:
             events = self.runner.api.brisk(BRISK_SECONDS).get(path, fieldSelector=about).get("items", [])
         except LaunchError:
-            return []  # they explain, and decide nothing
+            return []  # events explain, but decide nothing
         # Newer controllers write only ``eventTime``.
         events.sort(key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or ""), reverse=True)
         return [str(event.get("message", "")) for event in events if event.get("type") == "Warning"]
 
     def output(self) -> bytes:
-        """Lines of all pods; only rank 0 of a stage speaks unless something goes wrong."""
+        """Return the lines of all pods; only rank 0 of a stage speaks unless something goes wrong."""
         return self._logs.drain()
 
     def logs(self) -> str:
@@ -325,7 +326,7 @@ class ClusterJob:
     def stop(self, seconds: float) -> None:
         """Delete the job; its pods have their grace time for a checkpoint. Wait until they are gone.
 
-        LaunchError, at once, where the API server does not take the request.
+        LaunchError, at once, if the API server does not take the request.
         """
         api, path = self.runner.api.brisk(BRISK_SECONDS), self.runner.jobs.split("/")
         try:
@@ -344,7 +345,7 @@ class ClusterJob:
         self._logs.leave()
 
     def cancel(self) -> None:
-        """Delete the job where it still runs; a finished one stays to be looked at for ``launch.keep_hours``."""
+        """Delete the job if it still runs; a finished job is kept for ``launch.keep_hours``."""
         with suppress(LaunchError):
             if self.runner.phase(self.name) == "running":
                 self.runner.delete(self.name)

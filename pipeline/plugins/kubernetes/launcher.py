@@ -11,10 +11,10 @@ from pipeline.launch.protocol import Launcher, NightJob, StageRunner
 
 
 class KubernetesLauncher(Launcher):
-    """Stages as jobs of a cluster. What talks to it is imported when it is needed: every command loads this file."""
+    """Runs stages as jobs of a cluster. Every command loads this file, so cluster clients are imported late."""
 
     def runner(self, config: Config) -> StageRunner:
-        """See ``Launcher.runner``; LaunchError where there are no credentials for the cluster."""
+        """See ``Launcher.runner``; LaunchError if there are no credentials for the cluster."""
         from pipeline.plugins.kubernetes.api_client import connect
         from pipeline.plugins.kubernetes.job_kinds import cluster_runner
 

@@ -18,7 +18,7 @@ from pipeline.store.lease import Holder, Lease, request_seconds
 def held(
     api: Api, namespace: str, name: str, seconds: int, outage_seconds: float = 0.0, clock: Clock = CLOCK
 ) -> AbstractContextManager[None]:
-    """Hold lease ``name``; LaunchError where another launcher does. A dead one's is taken after ``seconds``.
+    """Hold lease ``name``; LaunchError if another launcher does. A dead one's is taken after ``seconds``.
 
     ``outage_seconds``: how long the API server may not answer.
     """
@@ -41,26 +41,27 @@ class LeaseObject:
         self.id = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
 
     def read(self) -> Seen:
-        """The object as it is now."""
+        """Return the object as it is now."""
         record = self.api.find(self.path)
         if record is None:
             return Seen(None)
         return _seen(record)
 
     def holder(self, seen: Seen) -> Holder | None:
-        """Who holds the lease as it was ``seen``."""
+        """Return the lease's holder in the state ``seen``."""
         spec = json.loads(seen.data)["spec"] if seen.data else {}
         name = str(spec.get("holderIdentity") or "")
         # Other clients give a lease back by emptying this field.
         if not name:
             return None
-        # The holder's own duration: it may have another launch.lease_seconds than this launcher.
+        # Use the holder's own duration: its launch.lease_seconds may differ from this launcher's.
         seconds = float(spec.get("leaseDurationSeconds") or self.seconds)
         return Holder(name, f"launcher {name}", seconds)
 
     def put(self, seen: Seen, *, free: bool = False) -> Seen:
         """Write this launcher into the object, or with ``free`` delete it; SwappedError unless it is as ``seen``."""
-        # The server checks the conditions: create fails if there is one, replace and delete if its version differs.
+        # The server checks these conditions: create fails if the object exists, replace and delete if its version
+        # differs.
         try:
             if free:
                 if seen.data is not None:

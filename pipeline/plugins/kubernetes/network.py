@@ -19,20 +19,20 @@ from pipeline.plugins.kubernetes.pod_templates import NIGHTJAR_LABELS, PORT_NAME
 from pipeline.plugins.kubernetes.rbac import NETWORK, allowed
 
 VERSION, KIND = "networking.k8s.io/v1", "NetworkPolicy"
-# For the answer to what a run asks when it has ended.
+# Time limit for the answer to what a run asks after it has ended.
 BRISK_SECONDS = 5.0
 log = logging.getLogger(__name__)
 
 
 def among(labels: Mapping[str, str]) -> Object:
-    """The spec of a policy: pods with ``labels`` accept connections from such pods, on any port, and no others."""
+    """Return a policy's spec: pods with ``labels`` accept connections only from such pods, on any port."""
     ours = {"podSelector": {"matchLabels": dict(labels)}}
     return {**ours, "policyTypes": ["Ingress"], "ingress": [{"from": [ours]}]}
 
 
 def run_policy(config: Config) -> Object:
-    """The policy of a run's pods, which it selects by the label that no patch of a pod may change."""
-    # Not ``nightjar-<run>``: schedule.name is nightjar-nightly by default, and its policy has that name.
+    """Return the policy of a run's pods, which it selects by the label that no patch of a pod may change."""
+    # The name is not ``nightjar-<run>``: schedule.name is nightjar-nightly by default, and its policy has that name.
     name, run = f"nightjar-run-{run_label(str(config.run), 50)}", {RUN_LABEL: run_label(str(config.run))}
     metadata = {"name": name, "namespace": config.launch.namespace, "labels": NIGHTJAR_LABELS | run}
     return {"apiVersion": VERSION, "kind": KIND, "metadata": metadata, "spec": among(run)}
@@ -40,11 +40,11 @@ def run_policy(config: Config) -> Object:
 
 @contextmanager
 def closed(api: Api, config: Config, goes_on: Callable[[], bool]) -> Iterator[None]:
-    """Have the policy of the run while it lasts; a warning where it cannot be and no other one selects the pods.
+    """Keep the run's policy while the run lasts; warn if it cannot be made and no other one selects the pods.
 
     Args:
-        api: The API server, which knows the rights of this launcher by now.
-        config: That of the run.
+        api: The API server, which already knows the rights of this launcher.
+        config: The run's configuration.
         goes_on: Whether pods of the run outlast this launcher. They keep the policy, and the next launcher ends it.
     """
     policy = run_policy(config)
@@ -63,7 +63,7 @@ def closed(api: Api, config: Config, goes_on: Callable[[], bool]) -> Iterator[No
     try:
         yield
     except LostLeaseError:
-        # Another launcher has the run, and its policy.
+        # Another launcher has taken over the run and its policy.
         ours = False
         raise
     finally:
@@ -72,7 +72,7 @@ def closed(api: Api, config: Config, goes_on: Callable[[], bool]) -> Iterator[No
 
 
 def on_host_network(config: Config) -> list[str]:
-    """The keys of ``launch.pods.patch`` whose pods share the network of their node; the launcher listens nowhere."""
+    """Return the keys of ``launch.pods.patch`` whose pods share their node's network; the launcher listens nowhere."""
     exposed = []
     for name, fragment in config.launch.pods.patch.items():
         if name != LAUNCHER and (fragment.get("spec") or {}).get("hostNetwork"):
@@ -81,7 +81,7 @@ def on_host_network(config: Config) -> list[str]:
 
 
 def selects(policy: Object, labels: Mapping[str, str]) -> bool:
-    """Whether ``policy`` says who may connect to pods with ``labels``."""
+    """Return whether ``policy`` says who may connect to pods with ``labels``."""
     spec = policy.get("spec") or {}
     selector = spec.get("podSelector") or {}
     wanted = selector.get("matchLabels") or {}
@@ -90,7 +90,7 @@ def selects(policy: Object, labels: Mapping[str, str]) -> bool:
         return False
     for expression in selector.get("matchExpressions") or ():
         value, values = labels.get(expression["key"]), expression.get("values") or ()
-        # NotIn also holds for pods without the label. The operator that is left is DoesNotExist.
+        # NotIn also holds for pods without the label. The remaining operator is DoesNotExist.
         answers = {"In": value in values, "NotIn": value not in values, "Exists": value is not None}
         if not answers.get(expression["operator"], value is None):
             return False
@@ -98,9 +98,10 @@ def selects(policy: Object, labels: Mapping[str, str]) -> bool:
 
 
 def opens(policy: Object, port: int) -> bool:
-    """Whether a rule of ``policy`` lets anybody connect to ``port``. Policies add up: one such rule opens it."""
+    """Return whether a rule of ``policy`` lets anybody connect to ``port``. Policies add up: one such rule opens it."""
     for rule in (policy.get("spec") or {}).get("ingress") or ():
-        # A rule without ports covers all of them. Others give numbers, or the name that our container has for its port.
+        # A rule without ports covers all ports. Other rules give numbers, or the name that our container has for its
+        # port.
         covers = not rule.get("ports")
         for each in rule.get("ports") or ():
             first = each.get("port", port)
@@ -122,12 +123,12 @@ def opens(policy: Object, port: int) -> bool:
 
 
 def _create_policy(api: Api, policy: Object) -> str:
-    """Make the policy, or set again what an earlier launcher left; return why that fails, "" where it does not."""
+    """Make the policy, or set again what an earlier launcher left; return why that fails, "" if it does not."""
     group, resource, verbs = NETWORK
     namespace, name = policy["metadata"]["namespace"], policy["metadata"]["name"]
     denied = []
     for verb in verbs:
-        # Listing only serves to find other policies; without that right ours can still be made.
+        # Listing only serves to find other policies; ours can be made without that right.
         if verb != "list" and not allowed(api, namespace, group, resource, verb):
             denied.append(verb)
     if denied:
@@ -139,7 +140,7 @@ def _create_policy(api: Api, policy: Object) -> str:
         except RefusedError as error:
             if error.status != 409:
                 raise
-            # Listed, since the Role has no right to get a single one.
+            # List the policies, since the Role has no right to get a single one.
             for former in api.get(collection).get("items", []):
                 if former["metadata"]["name"] != name:
                     continue
@@ -155,7 +156,7 @@ def _create_policy(api: Api, policy: Object) -> str:
 def _warn(api: Api, config: Config, why: str) -> None:
     """Say what the missing policy means, unless others select the pods of all stages."""
     group, resource, _ = NETWORK
-    # Stage by stage, since a policy may select the pods of only some stages.
+    # Check each stage, since a policy may select the pods of only some stages.
     found = "these credentials may not list others"
     if allowed(api, config.launch.namespace, group, resource, "list"):
         policies = api.get(_collection(config.launch.namespace)).get("items", [])

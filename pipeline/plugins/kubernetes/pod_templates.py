@@ -17,18 +17,19 @@ from pipeline.launch.appdefs import distributed, resources_of, roles_of
 from pipeline.plugins.kubernetes.api_client import Api, Object, RefusedError
 from pipeline.records.runs import Step
 
-LONGEST = 63  # of a DNS label, which a pod's host name is
-# Labels of all pods.
+LONGEST = 63  # the limit of a DNS label, such as a pod's host name
+# These labels are on all pods.
 NIGHTJAR_LABELS = {"app.kubernetes.io/name": "nightjar", "app.kubernetes.io/managed-by": "nightjar"}
 RUN_LABEL, STAGE_LABEL, ATTEMPT_LABEL = "nightjar/run", "nightjar/stage", "nightjar/attempt"
 GPU = "nvidia.com/gpu"
 LAUNCHER = "launcher"
 REFUSED = (400, 422)  # statuses of an answer that says what is wrong with a template
-CONTAINER = "nightjar"  # the one that runs the stage
+CONTAINER = "nightjar"  # the container that runs the stage
 PORT_NAME = "c10d"  # the port at which the ranks of several hosts meet
 DIRECTIVE = "$patch"
-# Fields of a pod template whose lists are merged, and by what: the patch merge keys of ``core/v1`` types (Kubernetes,
-# "Strategic Merge Patch", staging/src/k8s.io/apimachinery). All other lists are replaced whole.
+# Fields of a pod template whose lists are merged, and the key that matches their items: the patch merge keys of
+# ``core/v1`` types (Kubernetes, "Strategic Merge Patch", staging/src/k8s.io/apimachinery). Other lists are replaced as
+# a whole.
 KEYS = {
     "containers": "name",
     "initContainers": "name",
@@ -43,7 +44,7 @@ KEYS = {
     "resourceClaims": "name",
     "schedulingGates": "name",
 }
-OURS = "nightjar/"  # labels by which the launcher finds its jobs again
+OURS = "nightjar/"  # prefix of the labels by which the launcher finds its jobs again
 
 
 def stage_account(config: Config) -> str:
@@ -55,14 +56,14 @@ def launcher_account(config: Config) -> str:
 
 
 def job_name(config: Config, step: Step, attempt: int) -> str:
-    """``<run>-<stage>-<key>-a<attempt>``, short enough for ``-<stage>-<host>-0`` behind it.
+    """Return ``<run>-<stage>-<key>-a<attempt>``, short enough to append ``-<stage>-<host>-0``.
 
     It is deterministic, so that a launcher finds the job that an earlier one submitted. The ten digits of the key cover
     the step's key and the image: a job of another image is another job.
     """
     digits = hashlib.sha256(f"{step.key} {config.launch.pods.image}".encode()).hexdigest()[:10]
     tail = f"-{step.name}-{digits}-a{attempt}"
-    # Pods of a JobSet: -<stage>-<job>-<host>, and five letters of their own; its webhook counts them.
+    # A JobSet names its pods -<stage>-<job>-<host> and adds five random letters, which its webhook counts.
     longest = max(roles_of(step.name, config), key=len)
     suffix = f"-{longest}-0-{config.hardware.hosts - 1}"
     if config.launch.job == "jobset":
@@ -71,7 +72,7 @@ def job_name(config: Config, step: Step, attempt: int) -> str:
 
 
 def run_label(run: str, longest: int = LONGEST) -> str:
-    """``run`` as a DNS label of at most ``longest`` characters that starts with a letter; other runs have others."""
+    """Return ``run`` as a unique DNS label of at most ``longest`` characters that starts with a letter."""
     slug = re.sub(r"[^a-z0-9]+", "-", run.lower()).strip("-")
     if not slug[:1].isalpha():
         slug = f"r-{slug}".strip("-")
@@ -86,12 +87,12 @@ def job_labels(config: Config, step: Step, attempt: int) -> dict[str, str]:
 
 
 def stage_selector(config: Config, step: Step) -> dict[str, str]:
-    """The labels that all attempts of a run's stage share."""
+    """Return the labels that all attempts of a run's stage share."""
     return {RUN_LABEL: run_label(str(config.run)), STAGE_LABEL: step.name}
 
 
 def stage_query(config: Config, step: Step) -> str:
-    """``stage_selector`` as the value of a ``labelSelector``."""
+    """Return ``stage_selector`` as the value of a ``labelSelector``."""
     return ",".join(map("=".join, stage_selector(config, step).items()))
 
 
@@ -104,14 +105,14 @@ def pod_template(
     seconds: int,
     role: str = "",
 ) -> Object:
-    """Template of one pod of ``stage``, which runs ``command`` and has ``seconds`` to end when it is told to.
+    """Return the template of a pod of ``stage`` that runs ``command`` and has ``seconds`` to end after a signal.
 
-    ``env``: variables beside those of ``launch.pods``; ``role``: of the pod, where the stage's pods have several, by
-    which it has resources and patches of its own. Nothing in it may become root, write to the image or talk to
-    the API server, but for the launcher.
+    ``env``: variables besides those of ``launch.pods``; ``role``: the pod's role, if the stage's pods have several,
+    which selects its resources and patches. Nothing in the pod may become root, write to the image or, except in the
+    launcher, talk to the API server.
     """
     pods, launcher = config.launch.pods, stage == LAUNCHER
-    # Embedding hosts are pods of the train stage, with resources and patches of their own.
+    # Embedding hosts are pods of the train stage, with their own resources and patches.
     kind = EMBEDDING if role == EMBEDDING else stage
     account = launcher_account(config) if launcher else stage_account(config)
     volumes, mounts = _volumes(pods, resources_of(pods, kind))
@@ -151,7 +152,7 @@ def pod_template(
         "containers": [container],
         "volumes": volumes,
     }
-    # The launcher's deadline is that of its job, over all its pods (``cron_job``).
+    # The launcher's deadline belongs to its job and covers all its pods (``cron_job``).
     if not launcher:
         spec["activeDeadlineSeconds"] = math.ceil(60 * config.launch.deadline_minutes)
     if config.launch.priority_class:
@@ -167,19 +168,19 @@ def pod_template(
     annotations = {
         # A service mesh's sidecar would keep the pod from ending.
         "sidecar.istio.io/inject": "false",
-        # A node less is not worth an attempt.
+        # Removing a node is not worth losing an attempt.
         "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     }
     return patched({"metadata": {"labels": dict(labels), "annotations": annotations}, "spec": spec}, pods, kind)
 
 
 def _environment(pods: PodConfig, env: dict[str, str]) -> list[Object]:
-    # The pod's address first, because later values may refer to it.
+    # The pod's address comes first, because later values may refer to it.
     variables: list[Object] = [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]
-    # A home in /tmp, for the image is read-only.
+    # The home directory is /tmp, because the image is read-only.
     for name, value in ({"HOME": "/tmp"} | env | pods.env).items():
         variables.append({"name": name, "value": value})
-    # Secrets are named, never quoted: manifests may be printed and committed.
+    # Refer to secrets by name and never copy their values: manifests may be printed and committed.
     for name, reference in pods.secret_env.items():
         secret, _, key = reference.partition("/")
         variables.append({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}})
@@ -201,7 +202,7 @@ def _resources(config: Config, stage: str) -> Object:
             gpus = config.hardware.ranks_per_host
     if gpus:
         amounts[GPU] = str(gpus)
-    # Requests are the limits: a trainer that shares its cores or memory slows all others down.
+    # Requests equal the limits: a trainer that shares its cores or memory slows all others down.
     return {"requests": amounts, "limits": dict(amounts)}
 
 
@@ -211,7 +212,7 @@ def _mebibytes(gib: float) -> str:
 
 def _volumes(pods: PodConfig, resources: PodResources) -> tuple[list[Object], list[Object]]:
     """Return the volumes of a pod and where its container mounts them."""
-    # Shared memory is 64 MB by default, too little for loaders and NCCL.
+    # Shared memory is 64 MB by default, which is too little for loaders and NCCL.
     shared = {"medium": "Memory", "sizeLimit": _mebibytes(resources.shm_gib)}
     volumes: list[Object] = [
         {"name": "nightjar-shm", "emptyDir": shared},
@@ -234,10 +235,10 @@ def _volumes(pods: PodConfig, resources: PodResources) -> tuple[list[Object], li
 
 
 def check_templates(api: Api, config: Config) -> None:
-    """LaunchError for a pod that the server would refuse, or whose ``launch.pods.patch`` has fields it does not know.
+    """Raise LaunchError for a pod that the server would refuse, or whose patch has fields it does not know.
 
-    A dry run before anything starts, with strict field validation: the server keeps nothing. Servers older than 1.25
-    drop unknown fields without a word, which shows in what they answer. Nothing is asked where there is no patch.
+    Makes a dry run before anything starts, with strict field validation: the server keeps nothing. Servers older than
+    1.25 drop unknown fields silently, which shows in their answers. Nothing is asked if there is no patch.
     """
     if not config.launch.pods.patch:
         return
@@ -261,7 +262,7 @@ def check_templates(api: Api, config: Config) -> None:
 
 
 def _dropped(sent: Any, kept: Any, path: str) -> Iterator[str]:
-    """Paths of what was ``sent`` and is not in what the server ``kept``; empty values may be left out."""
+    """Yield paths of what was ``sent`` and that the server has not ``kept``; empty values may be left out."""
     if isinstance(sent, dict):
         for name, value in sent.items():
             place = f"{path}.{name}".removeprefix(".")
@@ -281,7 +282,7 @@ def patched(template: Object, pods: PodConfig, stage: str) -> Object:
     Raises:
         ConfigError: A fragment changes what the launcher relies on, or its lists lack the field they go by.
     """
-    # Checked after each fragment, so that the error names the one to blame.
+    # Check after each fragment, so that the error names the one to blame.
     result, expected = template, _essentials(template)
     for name in (PATCH_ALL, stage):
         fragment = pods.patch.get(name)
@@ -307,7 +308,7 @@ def merged(base: Mapping[str, Any], patch: Mapping[str, Any], where: str) -> Obj
     Args:
         base: What is patched.
         patch: The fragment.
-        where: Its path, for messages.
+        where: The path for messages.
     """
     result = copy.deepcopy(dict(base))
     for name, value in patch.items():
@@ -349,7 +350,7 @@ def _merged_list(base: list[Object], patch: list[Any], key: str, where: str) -> 
 
 
 def _essentials(template: Object) -> dict[str, Any]:
-    # What finds, starts and ends a stage.
+    # These parts of a pod find, start and end a stage.
     labels = template.get("metadata", {}).get("labels") or {}
     spec = template.get("spec", {})
     command = None

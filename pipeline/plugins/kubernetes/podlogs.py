@@ -15,11 +15,11 @@ from pipeline.plugins.kubernetes.pod_templates import CONTAINER
 STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 LONGEST = 1 << 20  # bytes kept of one pod's log, from its end
 AGAIN_SECONDS = 1.0
-REST_SECONDS = 10.0  # for the last lines of pods that have ended
+REST_SECONDS = 10.0  # time limit for the last lines of pods that have ended
 
 
 class PodLogs:
-    """Follows every pod it is shown. Only rank 0 of a stage speaks unless something goes wrong, so lines may mix."""
+    """Follows all given pods. Only rank 0 of a stage writes unless something goes wrong, so lines may mix."""
 
     def __init__(self, api: Api, namespace: str) -> None:
         self.api, self.namespace = api, namespace
@@ -32,7 +32,7 @@ class PodLogs:
             if name in self._followers:
                 self._followers[name].ended = status.get("phase") in ("Succeeded", "Failed")
                 continue
-            # Before the stage's container has started there is no log, and asking for it is an error.
+            # Before the stage's container starts there is no log, and asking for it is an error.
             for container in status.get("containerStatuses") or []:
                 state = container.get("state", {})
                 if container.get("name", CONTAINER) == CONTAINER and ("running" in state or "terminated" in state):
@@ -40,12 +40,12 @@ class PodLogs:
                     break
 
     def drain(self) -> bytes:
-        """The lines that came since the last call."""
+        """Return the lines that came since the last call."""
         return b"".join(follower.drain() for follower in self._followers.values())
 
     def finish(self) -> None:
         """Wait, not for long, until all lines of pods that have ended are here."""
-        # One limit for all followers: there may be hundreds, and the kubelet that they ask may be gone.
+        # Use one limit for all followers: there may be hundreds, and the kubelet that they ask may be gone.
         last = time.monotonic() + REST_SECONDS
         for follower in self._followers.values():
             follower.ended = True
@@ -57,7 +57,7 @@ class PodLogs:
             follower.ended = True
 
     def text(self) -> str:
-        """All that was followed, each pod's behind its name."""
+        """Return all followed logs, each after its pod's name."""
         parts = []
         for name, follower in sorted(self._followers.items()):
             parts.append(f"==> {name} <==\n{follower.text()}")
@@ -72,12 +72,12 @@ class _LogFollower:
         self._kept: deque[bytes] = deque()
         self._size = 0
         self._last = b""
-        # A daemon, so that a log that goes on does not keep the launcher from ending.
+        # Use a daemon thread, so that a log that goes on does not keep the launcher from ending.
         self.thread = threading.Thread(target=self._run, name=f"log of {pod}", daemon=True)
         self.thread.start()
 
     def drain(self) -> bytes:
-        """The lines that came since the last call."""
+        """Return the lines that came since the last call."""
         # append and popleft of a deque are atomic, so this thread and the follower's need no lock.
         lines = []
         while self._fresh:
@@ -85,19 +85,19 @@ class _LogFollower:
         return b"".join(lines)
 
     def text(self) -> str:
-        """What is kept of the log."""
+        """Return the kept part of the log."""
         return b"".join(list(self._kept)).decode(errors="replace")
 
     def _run(self) -> None:
         while True:
-            ended = self.ended  # before the read: what was written by then is read
+            ended = self.ended  # checked before the read, so that all lines written by then are read
             try:
                 known = self._last
                 since = {"sinceTime": known.decode()} if known else {}
                 for line in self.api.lines(self.path, container=CONTAINER, follow="true", timestamps="true", **since):
                     self._take(line, known)
             except LaunchError:
-                pass  # the pod may be gone, or the connection
+                pass  # the pod or the connection may be gone
             if ended:
                 return
             time.sleep(AGAIN_SECONDS)
@@ -105,10 +105,10 @@ class _LogFollower:
     def _take(self, line: bytes, known: bytes) -> None:
         """Keep a line, without its time, unless it came before ``known``, when the connection broke."""
         stamp, _, text = line.partition(b" ")
-        if not STAMP.fullmatch(stamp):  # the kubelet's own words, such as why it cannot read the rest
+        if not STAMP.fullmatch(stamp):  # the kubelet's own message, such as why it cannot read the rest
             stamp, text = self._last, line
         elif stamp <= known:
-            # ``sinceTime`` counts in whole seconds, so the earlier lines of that second come again.
+            # ``sinceTime`` counts in whole seconds, so the earlier lines of that second are sent again.
             return
         self._last = stamp
         self._fresh.append(text + b"\n")

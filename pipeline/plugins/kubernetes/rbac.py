@@ -6,7 +6,7 @@ from pipeline.config.launch import LaunchConfig
 from pipeline.core.errors import LaunchError
 from pipeline.plugins.kubernetes.api_client import ROLE_HINT, WARM_UP_SECONDS, Api, Object
 
-PAUSE_SECONDS = 2.0  # between two questions to a server that warms up
+PAUSE_SECONDS = 2.0  # between two requests to a server that warms up
 Right = tuple[str, str, tuple[str, ...]]  # API group, resource, verbs
 
 COMMON: tuple[Right, ...] = (
@@ -21,13 +21,13 @@ JOBS: dict[str, tuple[Right, ...]] = {
     "jobset": (("jobset.x-k8s.io", "jobsets", ("create", "get", "list", "delete")),),
     "indexed": (("batch", "jobs", ("create", "list", "delete")), ("", "services", ("create", "get", "delete"))),
 }
-# A run goes on without it, with a warning (``network.py``).
+# A run without this right goes on with a warning (``network.py``).
 NETWORK: Right = ("networking.k8s.io", "networkpolicies", ("create", "list", "update", "delete"))
-PATCHED: tuple[Right, ...] = (("", "podtemplates", ("create",)),)  # of which none is created: check_templates
+PATCHED: tuple[Right, ...] = (("", "podtemplates", ("create",)),)  # check_templates only tries them and creates none
 
 
 def rights(launch: LaunchConfig) -> tuple[Right, ...]:
-    """The rights that a launcher cannot do without, for jobs of kind ``launch.job``."""
+    """Return the rights that a launcher needs for jobs of kind ``launch.job``."""
     needed = (*JOBS[launch.job], *COMMON)
     if launch.pods.patch:
         needed += PATCHED
@@ -35,12 +35,12 @@ def rights(launch: LaunchConfig) -> tuple[Right, ...]:
 
 
 def granted(launch: LaunchConfig) -> tuple[Right, ...]:
-    """All rights of the launcher's Role."""
+    """Return all rights of the launcher's Role."""
     return (*rights(launch), NETWORK)
 
 
 def rules(launch: LaunchConfig) -> list[Object]:
-    """The rights as the rules of a Role."""
+    """Return the rights as the rules of a Role."""
     made = []
     for group, resource, verbs in granted(launch):
         made.append({"apiGroups": [group], "resources": [resource], "verbs": list(verbs)})
@@ -58,7 +58,7 @@ def check_rights(api: Api, launch: LaunchConfig) -> None:
         for group, resource, verbs in rights(launch):
             denied = [verb for verb in verbs if not allowed(api, launch.namespace, group, resource, verb)]
             if denied:
-                # Named as kubectl does: the core group has no name.
+                # Name the resource as kubectl does: the core group has no name.
                 name = f"{resource}.{group}" if group else resource
                 missing.append(f"{', '.join(denied)} {name}")
         if not missing:
@@ -70,7 +70,7 @@ def check_rights(api: Api, launch: LaunchConfig) -> None:
 
 
 def allowed(api: Api, namespace: str, group: str, resource: str, verb: str) -> bool:
-    """Whether the API server lets this client do it. Every user may ask about their own rights."""
+    """Return whether the API server allows this client the verb. All users may ask about their own rights."""
     kind, _, part = resource.partition("/")
     attributes = {"namespace": namespace, "verb": verb, "group": group, "resource": kind, "subresource": part}
     body = {

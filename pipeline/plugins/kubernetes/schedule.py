@@ -32,7 +32,7 @@ from pipeline.plugins.kubernetes.rbac import rules
 from pipeline.schedule.night_config import ANY_DAY, night_zone, run_name, split_arguments
 
 NIGHT = "date=yesterday"  # the last whole day when the night's job was made, in schedule.time_zone
-JOB = "NIGHTJAR_JOB"  # variable of the launcher's pod with the name of its job
+JOB = "NIGHTJAR_JOB"  # variable in the launcher's pod that holds the name of its job
 OUTSIDE = ("launch.context=",)  # overrides that mean nothing inside the cluster
 # Exit codes that the same command would return again: settings, data, plan, guard, gate, artifact.
 FINAL_CODES = [2, 3, 4, 5, 6, 7]
@@ -45,16 +45,16 @@ PLURALS = {
     "NetworkPolicy": "networkpolicies",
     "CronJob": "cronjobs",
 }
-MANAGER = "nightjar"  # of the fields that we set; what others set stays
+MANAGER = "nightjar"  # field manager of the fields that we set; fields of others stay as they are
 SCHEDULED = "batch.kubernetes.io/cronjob-scheduled-timestamp"
 LOOK_BACK_DAYS = 31
 log = logging.getLogger(__name__)
 
 
 def schedule_config(overrides: Sequence[str]) -> Config:
-    """The configuration of nights with ``overrides``, composed and checked as `nightjar nightly` does it.
+    """Return the configuration of nights with ``overrides``, composed and checked as `nightjar nightly` does it.
 
-    ConfigError for what no schedule should do every night.
+    ConfigError for settings that no schedule should use every night.
     """
     given, overrides = split_arguments(overrides, ("date", "job"))
     if given:
@@ -84,14 +84,14 @@ def schedule_config(overrides: Sequence[str]) -> Config:
 
 
 def schedule_objects(config: Config, overrides: Sequence[str]) -> list[Object]:
-    """Accounts, role, binding, network policy and CronJob, named by the schedule. The nights run with ``overrides``."""
+    """Return accounts, role, binding, policy and CronJob, named by the schedule, for nights with ``overrides``."""
     return [*access(config), network_policy(config), cron_job(config, overrides)]
 
 
 def access(config: Config) -> list[Object]:
-    """The service accounts of launcher and stages, and the launcher's role in its namespace. Stages have no rights.
+    """Return the service accounts of launcher and stages, and the launcher's role. Stages have no rights.
 
-    Accounts of the user's own are neither made nor deleted.
+    The role is limited to the launcher's namespace. The user's own accounts are neither made nor deleted.
     """
     name, pods = launcher_account(config), config.launch.pods
     accounts = []
@@ -109,15 +109,15 @@ def access(config: Config) -> list[Object]:
 
 
 def network_policy(config: Config) -> Object:
-    """Pods of stages accept connections from each other alone."""
-    # On any port: the rendezvous has one, gloo and NCCL take what is free.
+    """Return the policy by which pods of stages accept connections only from each other."""
+    # All ports are open between them: the rendezvous has one, but gloo and NCCL take any that are free.
     return _object(config, VERSION, KIND, config.schedule.name, spec=among(NIGHTJAR_LABELS))
 
 
 def cron_job(config: Config, overrides: Sequence[str]) -> Object:
-    """The CronJob: one launcher at a time, which continues where the last one stopped."""
+    """Return the CronJob: one launcher at a time, which continues where the last one stopped."""
     schedule = config.schedule
-    # The kubelet would replace $(NAME) by a variable; it takes $$ for a $.
+    # The kubelet replaces $(NAME) by a variable's value, and $$ by $.
     inside = [text.replace("$", "$$") for text in overrides if not text.lstrip("+").startswith(OUTSIDE)]
     command = ["python", "-m", "pipeline.cli", "nightly", NIGHT, f"job=$({JOB})", *inside]
     labels = {**NIGHTJAR_LABELS, "nightjar/schedule": schedule.name}
@@ -140,10 +140,10 @@ def cron_job(config: Config, overrides: Sequence[str]) -> Object:
         "schedule": schedule.cron,
         "timeZone": schedule.time_zone,
         "concurrencyPolicy": "Forbid",
-        # Otherwise a night skipped during a long one would start right after it.
+        # Without a deadline, a night that was skipped during a long one would start right after it.
         "startingDeadlineSeconds": 60 * schedule.start_within_minutes,
     }
-    # Left out if false: `suspend` and kubectl own it then, and applying again does not resume the schedule.
+    # Leave the field out if false: `suspend` and kubectl own it then, and applying again does not resume the schedule.
     if schedule.suspended:
         spec["suspend"] = True
     spec |= {
@@ -161,7 +161,7 @@ def _object(config: Config, version: str, kind: str, name: str, **content: objec
 
 
 def collection(item: Object) -> str:
-    """The API path of the collection that ``item`` belongs to."""
+    """Return the API path of the collection that ``item`` belongs to."""
     version = item["apiVersion"]
     root = f"/apis/{version}" if "/" in version else f"/api/{version}"
     return f"{root}/namespaces/{item['metadata']['namespace']}/{PLURALS[item['kind']]}"
@@ -190,7 +190,7 @@ def _path(item: Object) -> str:
 
 def delete(api: Api, objects: Sequence[Object]) -> list[str]:
     """Delete ``objects``, last first; returns a line for each. Launchers end with their CronJob, stages go on."""
-    # The CronJob goes first: its launchers need their accounts and rights until they end.
+    # The CronJob goes first, since its launchers need their accounts and rights until they end.
     lines = []
     for item in reversed(objects):
         done = "does not exist" if api.find(_path(item)) is None else "deleted"
@@ -207,7 +207,7 @@ def suspend(api: Api, cron: Object, suspended: bool) -> None:
 
 @dataclass(frozen=True)
 class NightJobState:
-    """One job of the CronJob. ``state``: running | succeeded | failed. ``exit_code``: of its last launcher, if any."""
+    """One job of the CronJob. ``state``: running | succeeded | failed. ``exit_code``: its last launcher's, if any."""
 
     job: str
     started: str
@@ -217,7 +217,7 @@ class NightJobState:
 
 @dataclass(frozen=True)
 class Status:
-    """What the cluster knows of the schedule. ``last``: when it last started a launcher."""
+    """What the cluster knows about the schedule. ``last``: when it last started a launcher."""
 
     schedule: str
     suspended: bool
@@ -225,7 +225,7 @@ class Status:
     nights: list[NightJobState]
 
     def lines(self) -> list[str]:
-        """The text of ``nightjar schedule status``."""
+        """Return the text of ``nightjar schedule status``."""
         state = "suspended" if self.suspended else "on"
         lines = [f"schedule {self.schedule} is {state}; last start: {self.last or 'none yet'}"]
         for night in self.nights:
@@ -237,18 +237,18 @@ class Status:
 
 
 def status(api: Api, cron: Object) -> Status:
-    """The state of the CronJob and of its nights, newest first; LaunchError if there is no CronJob."""
+    """Return the state of the CronJob and of its nights, newest first; LaunchError if there is no CronJob."""
     live = _live(api, cron)
     namespace = cron["metadata"]["namespace"]
     jobs = api.get(f"/apis/batch/v1/namespaces/{namespace}/jobs").get("items", [])
-    # By the owner's uid, since a CronJob that was deleted and made again has the same name.
+    # Compare the owner's uid, since a CronJob that was deleted and made again has the same name.
     owned = []
     for job in jobs:
         owners = [owner["uid"] for owner in job["metadata"].get("ownerReferences", [])]
         if live["metadata"]["uid"] in owners:
             owned.append(job)
     owned.sort(key=lambda job: job["metadata"]["creationTimestamp"], reverse=True)
-    # By the name of the job, the pod of its last launcher.
+    # Map the name of each job to the pod of its last launcher.
     last_pods: dict[str, Object] = {}
     pods = api.get(f"/api/v1/namespaces/{namespace}/pods", labelSelector="job-name").get("items", [])
     for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"])):
@@ -276,14 +276,14 @@ def _live(api: Api, cron: Object) -> Object:
 
 
 def night_job(config: Config, name: str) -> NightJob:
-    """The job ``name``; LaunchError where there is none."""
+    """Return the job ``name``; LaunchError if there is none."""
     namespace = config.launch.namespace
     job = _api(config).find(f"/apis/batch/v1/namespaces/{namespace}/jobs/{name}")
     if job is None:
         raise LaunchError(f"there is no job {name!r} in namespace {namespace}", hint="leave job= out")
     metadata, made = job["metadata"], job["metadata"]["creationTimestamp"]
-    # The night is that of the time it was due, since a job may be made late, even after midnight. One that was made by
-    # hand has no such time.
+    # The night is that of the time at which the job was due, since it may be made late, even after midnight. A job that
+    # was made by hand has no such time.
     due = (metadata.get("annotations") or {}).get(SCHEDULED) or made
     started = (job.get("status") or {}).get("startTime") or made
     seconds = job["spec"].get("activeDeadlineSeconds")
@@ -294,9 +294,9 @@ def night_job(config: Config, name: str) -> NightJob:
 def end_leftovers(config: Config, model: str, day: date, kept: Iterable[date]) -> None:
     """End running jobs of the model's nights before ``day``, except the ``kept`` ones.
 
-    Their launchers are gone, for this process holds the model: nobody would look at what they make.
+    Their launchers are gone, since this process holds the model's lock, so their results would not be used.
     """
-    # Found by the names of the model's nights, so that no other run in the namespace is touched.
+    # Find jobs by the names of the model's nights, so that no other run in the namespace is touched.
     days = {day - timedelta(days=back) for back in range(1, LOOK_BACK_DAYS + 1)} - set(kept)
     labels = {run_label(run_name(model, each)) for each in days}
     api = _api(config)

@@ -135,7 +135,7 @@ def _delete(options: argparse.Namespace) -> int:
 
 
 def _schedule_objects(options: argparse.Namespace) -> tuple[Config, list[dict[str, Any]]]:
-    """What every night is composed of, its day apart, and the schedule's objects, the CronJob last.
+    """Return what every night is composed of, except its day, and the schedule's objects, the CronJob last.
 
     Raises:
         ConfigError: No night of the CronJob would take these settings.
@@ -159,7 +159,7 @@ def _schedule_objects(options: argparse.Namespace) -> tuple[Config, list[dict[st
 
 
 def _in_cluster(options: argparse.Namespace) -> tuple[Api, list[dict[str, Any]]]:
-    """The cluster, and the schedule's objects in it, the CronJob last."""
+    """Return the cluster, and the schedule's objects in it, the CronJob last."""
     from pipeline.plugins.kubernetes.api_client import connect
 
     config, objects = _schedule_objects(options)

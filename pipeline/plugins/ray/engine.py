@@ -35,13 +35,13 @@ from pipeline.store.artifacts import Draft
 
 CALL_SECONDS = 10
 LOOPBACK = "127.0.0.1"
-# Parts that are under way at a time, for each core.
+# Parts in flight for each core.
 AHEAD = 3
-# Each range of hashes is merged by a process of its own, which takes a second of a core to start. What four cores
-# count keeps it busy for a quarter of the time.
+# A separate process merges each range of hashes, and takes a core one second to start. The counts from four cores keep
+# it busy for a quarter of the time.
 CORES_PER_RANGE = 4
 MOST_RANGES = 64
-# Without Ray's own output, and with one thread for Polars, since there is a task on each core.
+# Ray's own output is off, and Polars gets one thread, since there is a task on each core.
 INIT_OPTIONS: dict[str, Any] = {
     "log_to_driver": False,
     "logging_level": "ERROR",
@@ -50,7 +50,7 @@ INIT_OPTIONS: dict[str, Any] = {
 
 
 class RayEngine(IngestEngine):
-    """A Ray of this machine's cores, started here and stopped afterwards, or the one at ``ingest.ray.address``."""
+    """Runs on a Ray of this machine's cores, which it starts and stops, or on the one at ``ingest.ray.address``."""
 
     def __init__(self, config: IngestConfig) -> None:
         super().__init__()
@@ -72,15 +72,15 @@ class RayEngine(IngestEngine):
             self.callback(ray.kill, each)
         self._remote: dict[Callable[..., Any], Any] = {}
         self._numbering = Numbering()
-        # References to what the workers keep: typed rows of every part, whose numbers ``_kept`` has, and by table the
-        # fitted mapping, what pass 2 needs of it, and the hashes of its ids.
+        # References to what the workers keep: the typed rows of every part, with their numbers in ``_kept``, and for
+        # each table the fitted mapping, what pass 2 needs of it, and the hashes of its ids.
         self._typed: list[Any] = []
         self._kept: list[int] = []
         self._fitted: dict[str, Any] = {}
         self._tables: dict[str, Any] = {}
         self._known: dict[str, Any] = {}
         self._no_hashes = ray.put(pl.Series([], dtype=pl.UInt64))
-        # What workers compute beside pass 2, and the objects of the driver that ``end_day`` tells the results.
+        # Results that workers compute beside pass 2, and the driver's objects that get them in ``end_day``.
         self._alone: Any = None
         self._looking: tuple[LabelLeakCounts, Any] | None = None
         self._answering: list[tuple[RemoteCounts, Any]] = []
@@ -93,15 +93,15 @@ class RayEngine(IngestEngine):
     def map_blocks(
         self, parts: Sequence[Source], work_on: Callable[[Block], pl.DataFrame]
     ) -> Iterator[tuple[int, pl.DataFrame]]:
-        # Put into the object store once, since it goes with every part. Tasks start only as the generator is read.
+        # Put this into the object store once, since every part needs it. Tasks start only as the generator is read.
         look_at, shared = self._task(work.look_at), self._ray.put(work_on)
         for number, frames in enumerate(self._ahead(look_at(part, shared) for part in parts)):
             for data in self._get(frames):
                 yield number, pl.read_ipc(io.BytesIO(data))
 
     def count(self, sources: Sequence[Source], job: CountJob) -> Iterator[Counted]:
-        """Pass 1; typed rows and counts of ids stay with Ray."""
-        # Parts are numbered over all sources, since the rows of the dataset are in the order of these numbers.
+        """Run pass 1; typed rows and counts of ids stay with Ray."""
+        # Number parts over all sources, since these numbers give the order of the dataset's rows.
         parts = self._numbering.start([part for source in sources for part in source.parts()])
         self._typed, self._kept = [], []
         shared = self._ray.put(job)
@@ -133,7 +133,7 @@ class RayEngine(IngestEngine):
         """Count ids that give the label away, while others fit and transform; who has which stays with a worker."""
         if alone.enough:
             return
-        # The counts grow with the ids, so they go from task to task, day by day, and never come to the driver.
+        # These counts grow with the ids, so they pass from task to task, day by day, and never come to the driver.
         if self._alone is None:
             self._alone = self._ray.put(alone)
         self._alone, looked = self._task(work.look_alone, 2)(self._alone, first_test_day, self._typed)
@@ -145,8 +145,8 @@ class RayEngine(IngestEngine):
     def fit_state(
         self, spec: DataSpec, split_counts: SplitCounts, before: FittedState | None, day: FittingDay
     ) -> FittedState:
-        """Every table's mapping, fitted by a worker; the state has no ids. The day's counts join those before it."""
-        # All tables are started before anything is waited for: tasks take references to what is yet to be made.
+        """Fit every table's mapping on a worker; the state has no ids. The day's counts join those before it."""
+        # Start all tables before waiting for any: tasks take references to results that are not computed yet.
         fit_mapping, shared, light = self._task(work.fit_mapping, 4), self._ray.put(day), {}
         for feature in spec.owners:
             name = feature.name
@@ -162,10 +162,10 @@ class RayEngine(IngestEngine):
         return FittedState(dense=fitted_dense(spec, split_counts.train, before), sparse=sparse)
 
     def continued(self, state: FittedState) -> FittedState:
-        """The state of another dataset, handed to the workers; what is left has no ids."""
+        """Hand the state of another dataset to the workers, and return the rest, which has no ids."""
         light = {}
         for name, mapping in state.sparse.items():
-            # Three objects, since no task needs more than one of them.
+            # Put three objects, since each task needs only one of them.
             self._fitted[name] = self._ray.put(mapping)
             self._tables[name] = self._ray.put(mapping.applied())
             self._known[name] = self._ray.put(work.hashes_of(mapping))
@@ -176,11 +176,11 @@ class RayEngine(IngestEngine):
         return _SplitFiles(self, draft, folder, config)
 
     def write(self, job: TransformJob, writers: Mapping[str, _SplitFiles]) -> Iterator[tuple[int, pl.DataFrame | None]]:
-        """Pass 2, wherever Ray keeps the typed rows; they are forgotten."""
+        """Run pass 2 wherever Ray keeps the typed rows, which are then dropped."""
         light = self._ray.put(replace(job, state=FittedState(dense=job.state.dense, sparse={})))
         tables = [self._tables[feature.name] for feature in job.spec.owners]
         transform_part = self._task(work.transform_part, 1 + len(writers))
-        # Given up here, so that Ray frees the typed rows when pass 2 has ended.
+        # Drop the references here, so that Ray frees the typed rows when pass 2 has ended.
         parts = zip(self._typed, self._kept, strict=True)
         self._typed, self._kept = [], []
         transformed = (transform_part(typed, light, list(writers), *tables) for typed, rows in parts if rows)
@@ -212,8 +212,8 @@ class RayEngine(IngestEngine):
     def write_mappings(
         self, draft: Draft, spec: DataSpec, state: FittedState, compression: str, *, continued: bool
     ) -> None:
-        # By the workers that hold them, beside all else; ``end_day`` waits for the files.
-        # The copy of the draft starts without files, so each task returns only those that it wrote.
+        # The workers that hold the mappings write them beside other work; ``end_day`` waits for the files. The draft's
+        # copy starts without files, so each task returns only those that it wrote.
         write_mapping, copied, written = self._task(work.write_mapping), replace(draft, files={}), []
         for feature in spec.owners:
             fitted = self._fitted[feature.name]
@@ -221,7 +221,7 @@ class RayEngine(IngestEngine):
         self._writing = draft, written
 
     def end_day(self) -> None:
-        """Wait for what was done beside pass 2."""
+        """Wait for the work that ran beside pass 2."""
         if self._looking is not None:
             alone, looked = self._looking
             alone.rows, alone.positives = self._get(looked)
@@ -238,7 +238,7 @@ class RayEngine(IngestEngine):
                 draft.files.update(files)
 
     def _task(self, function: Callable[..., Any], returns: int = 1) -> Callable[..., Any]:
-        # Ray sends the code of a function to the workers once for every remote function that is made.
+        # Ray sends a function's code to the workers once for every remote function that is made.
         if function not in self._remote:
             self._remote[function] = self._ray.remote(function)
         call: Callable[..., Any] = self._remote[function].options(num_returns=returns).remote
@@ -246,7 +246,7 @@ class RayEngine(IngestEngine):
 
     def _ahead(self, tasks: Iterator[Any]) -> Iterator[Any]:
         """Yield ``tasks``, which start as they are taken, some of them ahead."""
-        # Only as many as keep the cores busy: the results of all parts at once would fill the object store.
+        # Run only as many as keep the cores busy: the results of all parts at once would fill the object store.
         ahead: deque[Any] = deque()
         for item in tasks:
             ahead.append(item)
@@ -256,22 +256,22 @@ class RayEngine(IngestEngine):
             yield ahead.popleft()
 
     def _get(self, refs: Any) -> Any:
-        """The values of ``refs``; the error of ours that a task ended with, as it was.
+        """Return the values of ``refs``, or raise the original error of Nightjar that a task ended with.
 
-        LaunchError where Ray lost what it cannot make again: a worker that merged counts, or one task too often.
+        Raises LaunchError if Ray lost what it cannot make again: a worker that merged counts, or one task too often.
         """
         errors = self._ray.exceptions
         try:
             return self._ray.get(refs)
         except errors.RayError as error:
-            # The error of a task is wrapped once more by every task that waited for its result.
+            # Every task that waited for a failed task's result wraps its error once more.
             cause: BaseException = error
             while isinstance(cause, errors.RayTaskError) and isinstance(cause.cause, Exception):
                 cause = cause.cause
             if isinstance(cause, NightjarError):
                 raise cause from None
             if isinstance(cause, errors.RayTaskError) or not isinstance(cause, errors.RayError):
-                raise cause from error  # by its class, `answering` knows whose it is
+                raise cause from error  # the error's class tells ``answering`` whose error it is
             message = " ".join(str(cause).split())
             raise LaunchError(
                 f"Ray lost a worker of the ingestion, or what it had made: {type(cause).__name__}: {message[:400]}",
@@ -281,7 +281,7 @@ class RayEngine(IngestEngine):
 
 
 class RemoteCounts(Counts):
-    """Counts that lie with the workers, which have said what will be asked of them: ``answers``."""
+    """Counts that stay with the workers, which have precomputed the ``answers`` that will be needed."""
 
     def __init__(self) -> None:
         self.answers: work.Answers | None = None
@@ -300,7 +300,7 @@ class RemoteCounts(Counts):
         return self._settled.distinct
 
     def merge(self, other: Any) -> None:
-        """Nothing: the workers add up their days themselves."""
+        """Do nothing: the workers add up their days themselves."""
 
     def curve(self, fitted: FittedMapping, missing: int) -> tuple[list[int], list[float]]:
         return self._settled.curve
@@ -323,22 +323,22 @@ class _SplitFiles:
         self.rows = 0
         self.files: list[str] = []
         self.groups: list[list[int]] = []
-        # Parts with the rows [start, stop) of them that no row group has yet; how many rows these are; the row groups
-        # of the file that comes next.
+        # Parts whose rows [start, stop) have no row group yet, the number of these rows, and the row groups of the next
+        # file.
         self._pending: list[tuple[Any, int, int]] = []
         self._waiting = 0
         self._encoded: list[tuple[Any, int]] = []
         self._written: list[Any] = []
         self._encode = engine._task(work.encode_group)
         self._write = engine._task(work.write_file)
-        # The draft's files are added here, when the workers have told them.
+        # The draft's files are added here once the workers have reported them.
         self._copied = replace(draft, files={})
 
     def __enter__(self) -> _SplitFiles:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        # After an error the draft is thrown away, so nothing has to be finished.
+        # After an error the draft is discarded, so nothing has to be finished.
         if kind is not None:
             return
         if self._waiting:
@@ -376,7 +376,7 @@ class _SplitFiles:
             self._file()
 
     def _file(self) -> None:
-        # A worker writes the file once its row groups are encoded. The driver only names it and sees none of the bytes.
+        # A worker writes the file once its row groups are encoded. The driver only names it and sees none of its bytes.
         name = f"{self._folder}/part-{len(self.files):05d}.parquet"
         groups, rows = zip(*self._encoded, strict=True)
         sizes = list(rows)
@@ -395,7 +395,7 @@ def _sample_rows(parts: list[Any], first_test_day: int) -> Iterator[pl.DataFrame
 
 
 def _connect(ray: Any, address: str | None) -> None:
-    """Start a Ray of this machine, or join the one at ``address``; ConfigError where it does not start or answer."""
+    """Start a Ray of this machine, or join the one at ``address``; ConfigError if it does not start or answer."""
     if address is None:
         try:
             start_local_ray(ray)
@@ -405,7 +405,7 @@ def _connect(ray: Any, address: str | None) -> None:
             raise ConfigError(message, hint=hint) from None
         return
     try:
-        # A connection that is opened and closed: Ray itself would try for a minute and a half.
+        # Open and close a connection first: Ray itself would try for a minute and a half.
         host, _, port = address.removeprefix("ray://").rpartition(":")
         if port.isdigit():
             socket.create_connection((host, int(port)), timeout=CALL_SECONDS).close()
@@ -431,8 +431,8 @@ def start_local_ray(ray: Any, **options: Any) -> None:
     """
     from ray._private import ray_constants
 
-    # Newer versions put the machine's address in place of the loopback's unless clusters are switched off, as they are
-    # on macOS. The switch is an environment variable that Ray reads when it is imported, which may have happened.
+    # Newer versions replace the loopback address by the machine's address unless clusters are switched off, as they are
+    # on macOS. An environment variable controls this, but Ray reads it at import, which may have happened already.
     clusters, ray_constants.ENABLE_RAY_CLUSTER = getattr(ray_constants, "ENABLE_RAY_CLUSTER", True), False
     try:
         ray.init(address="local", include_dashboard=False, _node_ip_address=LOOPBACK, **INIT_OPTIONS, **options)

@@ -1,6 +1,6 @@
 """What Ray runs on its workers: functions of parts of a log, and the workers that merge counts by ranges of hashes.
 
-Everything that grows with the rows passes between workers. The driver hears of sums, sketches and figures.
+Everything that grows with the rows passes between workers. The driver receives only sums, sketches and figures.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipeline.store.manifest import FileEntry
 
 @dataclass(frozen=True)
 class Answers:
-    """What the checks and the profile ask of the counts of a feature, ``then`` of the day that is compared with."""
+    """What the checks and the profile ask of a feature's counts; ``then`` is for the day that is compared with."""
 
     kind: str
     distinct: int
@@ -38,7 +38,7 @@ class Answers:
 
 
 def count_part(part: Source, job: CountJob, ranges: int) -> tuple[Any, ...]:
-    """Pass 1 of a part: what the driver hears, the typed rows of its blocks, and what was counted, by range."""
+    """Run pass 1 of a part; return figures for the driver, the typed rows of its blocks, and the counts by range."""
     split_counts, blocks, typed = job.empty_counts(), list[Counted](), list[np.ndarray]()
     for block in part.blocks():
         counted, partial, rows = count(block, job)
@@ -50,12 +50,12 @@ def count_part(part: Source, job: CountJob, ranges: int) -> tuple[Any, ...]:
 
 
 def look_at(part: Source, work: Callable[[Block], pl.DataFrame]) -> list[bytes]:
-    """What ``work`` makes of every block, as Arrow IPC."""
+    """Return what ``work`` makes of every block, as Arrow IPC."""
     return [work(block).write_ipc(None).getvalue() for block in part.blocks()]
 
 
 class Merger:
-    """Merges what was counted of ids whose hashes are in one range; the first one merges all else, too."""
+    """Merges counts of ids whose hashes are in one range; the first merger also merges everything else."""
 
     def __init__(self) -> None:
         self.day: SplitCounts | None = None
@@ -69,14 +69,15 @@ class Merger:
         self.day.merge(share)
 
     def figures(self) -> SplitCounts:
-        """The day without counts of ids: what the driver hears."""
+        """Return the day without counts of ids, which is what the driver receives."""
         assert self.day is not None
         return self.day.without_counts()
 
     def close(self) -> None:
         """Add the day to the days before it."""
         assert self.day is not None
-        # Only after the tables are fitted: a mapping continues the one before with the counts of this day alone.
+        # Do this only after the tables are fitted: a mapping continues the previous one with the counts of this day
+        # alone.
         if self.total is None:
             self.total = self.day
         else:
@@ -85,12 +86,12 @@ class Merger:
     def counts(
         self, features: Sequence[SparseSpec], known: pl.Series, then: Mapping[str, Any] | None = None, *, all_days: bool
     ) -> Counts:
-        """Sums, the most frequent ids and the wanted ones of ``features``, which share a table, in this range."""
+        """Return sums, the most frequent ids and the wanted ids of ``features``, which share a table, in this range."""
         split_counts = self.total if all_days else self.day
         assert split_counts is not None
         counts = [split_counts.train.counts[feature.name] for feature in features]
         total = counts[0]
-        # Merged into new counts, since those of the single features are needed again.
+        # Merge into new counts, since those of the single features are needed again.
         if len(counts) > 1:
             total = features[0].mapping.counts(features[0], len(split_counts.spec.sparse))
             for share in counts:
@@ -101,8 +102,9 @@ class Merger:
 
 
 def whole(wanted: pl.Series, pieces: Sequence[Counts]) -> Counts:
-    """The counts of a feature, from those of every range."""
-    # Counts that are no table of ids, such as a sketch, are not divided by hashes: the first piece has all of them.
+    """Return the counts of a feature, from those of every range."""
+    # Counts that are not a table of ids, such as a sketch, are not divided by hashes: the first piece holds all of
+    # them.
     by_id = [piece for piece in pieces if isinstance(piece, VocabCounts)]
     if not by_id:
         return pieces[0]
@@ -112,26 +114,26 @@ def whole(wanted: pl.Series, pieces: Sequence[Counts]) -> Counts:
 def fit_mapping(
     feature: SparseSpec, before: FittedMapping | None, day: FittingDay, known: pl.Series, *pieces: Counts
 ) -> tuple[FittedMapping, FittedMapping, FittedMapping, pl.Series]:
-    """The mapping of ``feature``: all of it, what pass 2 needs of it, what the driver does, and its hashes.
+    """Return the mapping of ``feature``: all of it, what pass 2 needs, what the driver needs, and its hashes.
 
     ``known``: the hashes of the mapping ``before``.
     """
-    # Four results of one task, so that each goes only where it is needed: the driver takes only the third.
+    # Return four results from one task, so that each goes only where it is needed: the driver takes only the third.
     fitted = feature.mapping.fit(feature, whole(known, pieces), before, day)
     return fitted, fitted.applied(), fitted.told(), hashes_of(fitted)
 
 
 def hashes_of(fitted: FittedMapping) -> pl.Series:
-    """The hashes of the ids of a mapping; none where it has no ids."""
+    """Return the hashes of the ids of a mapping; none if it has no ids."""
     if fitted.ids is None:
         return pl.Series([], dtype=pl.UInt64)
     return fitted.ids["hash"]
 
 
 def wanted_of(known: pl.Series, then: Mapping[str, Any] | None) -> pl.Series:
-    """The hashes to hear of, whatever their counts: the ``known`` ones, and those of the day compared with."""
+    """Return the hashes to report whatever their counts: ``known`` ones, and those of the day compared with."""
     named: Sequence[int] = []
-    # On the other day the feature may have had another mapping, and then its keys are no hashes of ids.
+    # The feature may have had another mapping on that day, whose keys are not hashes of ids.
     if then is not None and then.get("mapping") == VocabCounts.IDS:
         named = then.get("keys", [])
     return pl.concat([known, pl.Series(named, dtype=pl.UInt64)])
@@ -156,10 +158,10 @@ def answers(
 def look_alone(
     alone: LabelLeakCounts, first_test_day: int, parts: Sequence[Any]
 ) -> tuple[LabelLeakCounts, tuple[int, int]]:
-    """``alone`` after as many of ``parts`` (references to their typed rows) as it takes; its rows and positives."""
+    """Return ``alone`` after as many ``parts`` (references to typed rows) as it takes, and its rows and positives."""
     import ray
 
-    # Fetched one by one inside of the task: as arguments, the typed rows of the whole log would be fetched first.
+    # Fetch parts one by one inside the task: as arguments, the typed rows of the whole log would be fetched first.
     for part in parts:
         if alone.enough:
             break
@@ -169,7 +171,7 @@ def look_alone(
 
 
 def areas(alone: LabelLeakCounts) -> dict[str, float]:
-    """AUC of every sparse feature alone."""
+    """Return the AUC of every sparse feature alone."""
     if not alone.rows:
         return {}
     return {feature.name: alone.auc(feature.name) for feature in alone.spec.sparse}
@@ -178,7 +180,7 @@ def areas(alone: LabelLeakCounts) -> dict[str, float]:
 def transform_part(
     typed: Sequence[np.ndarray], job: TransformJob, folders: Sequence[str], *tables: FittedMapping
 ) -> tuple[Any, ...]:
-    """Pass 2 of a part: rows by folder, and those rows as Arrow IPC. ``tables``: of ``job.spec.owners``."""
+    """Run pass 2 of a part; return row counts by folder and rows as Arrow IPC. ``tables``: by ``job.spec.owners``."""
     by_owner = {}
     for column, table in zip(job.spec.owners, tables, strict=True):
         by_owner[column.name] = table
@@ -199,19 +201,19 @@ def transform_part(
 
 
 def bytes_of(frame: pl.DataFrame) -> np.ndarray:
-    """As Arrow IPC, in a type that Ray keeps in its object store as it is: readers on a node share its memory."""
+    """Return Arrow IPC in a type that Ray's object store keeps as it is, so that readers on a node share its memory."""
     return np.frombuffer(frame.write_ipc(None, compression="uncompressed").getbuffer(), np.uint8)
 
 
 def frame_of(data: np.ndarray) -> pl.DataFrame:
-    """Without a copy: the columns lie where ``data`` does."""
+    """Read a frame without a copy: the columns stay where ``data`` is."""
     frame = pl.from_arrow(pa.ipc.open_file(pa.py_buffer(data)).read_all())
     assert isinstance(frame, pl.DataFrame)
     return frame
 
 
 def encode_group(spans: Sequence[tuple[int, int]], compression: str, *parts: np.ndarray) -> Encoded:
-    """A row group of the rows (from, to) of each of ``parts``."""
+    """Encode a row group of the rows (from, to) of each of ``parts``."""
     frames = []
     for part, (start, stop) in zip(parts, spans, strict=True):
         frames.append(frame_of(part)[start:stop])

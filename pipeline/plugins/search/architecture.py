@@ -12,14 +12,15 @@ from torch import Tensor, nn
 from pipeline.records.search import Price
 from pipeline.specs.search_part import Decision
 
-Gates = Mapping[str, Tensor]  # by decision, 1 for the choice that was drawn and 0 for the others: [choices]
-FARTHEST = 5.0  # difference of measured choices' logits, so that one which seems poor is drawn at times, and learns
+Gates = Mapping[str, Tensor]  # for each decision, 1 for the drawn choice and 0 for the others: [choices]
+# Limit on the difference of measured choices' logits, so that a poor choice is still drawn at times, and learns.
+FARTHEST = 5.0
 
 
 def first_values(widths: Sequence[int], size: int) -> Tensor:
-    """For each of ``widths`` a row of ``size`` values: 1 for its first ones, then 0 (FBNetV2, arXiv 2004.05565).
+    """Return for each of ``widths`` a row of ``size`` values: that many ones, then 0 (FBNetV2, arXiv 2004.05565).
 
-    Masks of nested choices: narrower ones share the first values of wider ones.
+    These are masks of nested choices: narrower ones share the first values of wider ones.
     """
     return (torch.arange(size) < torch.tensor(widths)[:, None]).float()
 
@@ -37,15 +38,15 @@ class Choices(nn.Module):
         super().__init__()
         self.decisions = tuple(decisions)
         self.sizes = [len(decision.choices) for decision in decisions]
-        # One matrix for all decisions, so that a draw takes a few kernels rather than a few for each of hundreds of
-        # pairs. What lies outside of a decision's own choices is masked before each softmax.
+        # Keep one matrix for all decisions, so that a draw takes a few kernels rather than a few for each of hundreds
+        # of pairs. Columns beyond a decision's own choices are masked before each softmax.
         self.logits = nn.Parameter(torch.zeros(len(decisions), max(self.sizes)))
         outside = torch.arange(max(self.sizes)) >= torch.tensor(self.sizes)[:, None]
         self.register_buffer("outside", outside, persistent=False)
         self.generator = torch.Generator().manual_seed(seed)
 
     def draw(self, temperature: float, whole: Collection[str] = ()) -> Gates:
-        """Gates of one architecture drawn from the distributions: 1 for its choices, 0 for all others.
+        """Return the gates of one architecture drawn from the distributions: 1 for its choices, 0 for all others.
 
         Gradients are those of the relaxed draw at ``temperature``. Decisions in ``whole`` have their first choice.
         """
@@ -53,30 +54,30 @@ class Choices(nn.Module):
         noise = -torch.empty(self.logits.shape).exponential_(generator=self.generator).log()
         noisy = ((self.logits + noise) / temperature).masked_fill(self.outside, -torch.inf)
         relaxed = noisy.softmax(1)
-        # A mixture of choices would tell nothing of how well each does by itself: weights make up for a value that is
-        # scaled, not for one that is gone.
+        # Draw one choice, since a mixture would not show how good each choice is by itself: weights make up for a value
+        # that is scaled, but not for one that is missing.
         drawn = torch.zeros_like(relaxed).scatter_(1, relaxed.argmax(1, keepdim=True), 1.0)
         gates = self._gates(drawn + (relaxed - relaxed.detach()))
-        # Replaced after the draw, so that the generator advances by as much whatever is in ``whole``.
+        # Replace gates after the draw, so that the generator advances by the same amount whatever is in ``whole``.
         first = self.whole()
         for name in gates.keys() & set(whole):
             gates[name] = first[name]
         return gates
 
     def whole(self) -> Gates:
-        """Gates of the first choices, which are the configuration itself."""
+        """Return the gates of the first choices, which are the configuration itself."""
         first = torch.zeros_like(self.logits)
         first[:, 0] = 1.0
         return self._gates(first)
 
     def likeliest(self) -> Gates:
-        """Gates of the most probable choices."""
+        """Return the gates of the most probable choices."""
         places = self.probabilities().argmax(1, keepdim=True)
         return self._gates(torch.zeros_like(self.logits).scatter_(1, places, 1.0))
 
     @torch.no_grad()
     def measured(self, name: str, losses: Tensor, scale: float) -> None:
-        """Have choices of one decision the more likely the lower their ``losses`` [choices], which have their cost.
+        """Make choices of one decision more likely the lower their ``losses`` [choices], which include their cost.
 
         ``scale``: log loss that makes a choice e times as likely as another.
         """
@@ -84,23 +85,23 @@ class Choices(nn.Module):
         self.logits[place, : len(losses)] = ((losses - losses.min()) / -scale).clamp_min(-FARTHEST)
 
     def probabilities(self) -> Tensor:
-        """[decisions, most choices]; 0 where a decision has fewer choices."""
+        """Return probabilities [decisions, most choices]; 0 if a decision has fewer choices."""
         return self.logits.masked_fill(self.outside, -torch.inf).softmax(1)
 
     def by_name(self) -> dict[str, list[float]]:
-        """The probabilities of each decision's choices."""
+        """Return the probabilities of each decision's choices."""
         return {name: row.tolist() for name, row in self._gates(self.probabilities()).items()}
 
     def best(self) -> dict[str, Any]:
-        """The most probable choice of each decision."""
+        """Return the most probable choice of each decision."""
         best: dict[str, Any] = {}
-        # argmax takes the first of equal probabilities, so a decision that is still open stays as configured.
+        # argmax takes the first of equal probabilities, so an undecided decision stays as configured.
         for decision, place in zip(self.decisions, self.probabilities().argmax(1).tolist(), strict=True):
             best[decision.name] = decision.choices[place]
         return best
 
     def _gates(self, rows: Tensor) -> dict[str, Tensor]:
-        """``rows`` [decisions, most choices] by decision, without what lies outside of its choices."""
+        """Return ``rows`` [decisions, most choices] by decision, cut to its choices."""
         gates = {}
         for decision, row, size in zip(self.decisions, rows, self.sizes, strict=True):
             gates[decision.name] = row[:size]
@@ -118,19 +119,19 @@ class Costs:
     table: Tensor
 
     def expected(self, probabilities: Tensor) -> Tensor:
-        """The expected cost of ``probabilities`` [decisions, most choices]."""
+        """Return the expected cost of ``probabilities`` [decisions, most choices]."""
         return self.start + (self.table * probabilities).sum()
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossWeights:
-    """How much log loss the whole original model's predicted step (``ms``) and its tables' ``bytes`` weigh."""
+    """The log loss that weighs as much as the original model's predicted step (``ms``) and its tables' ``bytes``."""
 
     ms: float
     bytes: float
 
     def of(self, price: Price, original: Price) -> float:
-        """The cost of ``price`` beside the ``original``."""
+        """Return the cost of ``price`` beside the ``original``."""
         return self.ms * price.step_ms / original.step_ms + self.bytes * price.total / max(original.total, 1)
 
 
@@ -141,9 +142,9 @@ def tabulate(
     weights: LossWeights,
     original: Price,
 ) -> Costs:
-    """The costs around the choices ``at``: of each other choice, with all other decisions as they are.
+    """Tabulate the costs around the choices ``at``: of each other choice, with all other decisions unchanged.
 
-    ``price``: of a configuration by its choices. Decisions that are priced alike are priced once.
+    ``price`` takes a configuration's choices. Decisions that are priced alike are priced once.
     """
     start = weights.of(price(at), original)
     table = torch.zeros(len(decisions), max(len(decision.choices) for decision in decisions))

@@ -23,7 +23,7 @@ BACKBONE = "dlrm"
 
 @dataclass(frozen=True)
 class ArchitectureSpace:
-    """What there is to decide about ``config``, by part, for a dataset with this ``schema`` and ``profile``."""
+    """The decisions about ``config``, by part, for a dataset with this ``schema`` and ``profile``."""
 
     config: Config
     schema: DatasetSchema
@@ -32,8 +32,8 @@ class ArchitectureSpace:
 
     @classmethod
     def of(cls, config: Config, schema: DatasetSchema, profile: Profile) -> ArchitectureSpace:
-        """The space of ``search.parts``; ConfigError for a model without a super-net, or with nothing to decide."""
-        # Each of these would need a super-net of its own, so the search refuses before it reads a row.
+        """Make the space of ``search.parts``; ConfigError for a model without a super-net, or without decisions."""
+        # Each of these models would need its own super-net, so the search refuses before it reads a row.
         if config.model.name != BACKBONE:
             raise ConfigError(
                 f"model is {config.model.name}, but the search has a super-net of {BACKBONE} alone",
@@ -65,7 +65,7 @@ class ArchitectureSpace:
 
     @cached_property
     def decisions(self) -> tuple[Decision, ...]:
-        """Those of all parts."""
+        """The decisions of all parts."""
         every: list[Decision] = []
         for _, decisions in self.parts:
             every.extend(decisions)
@@ -73,20 +73,20 @@ class ArchitectureSpace:
 
     @property
     def original(self) -> dict[str, Any]:
-        """The choices that are the configuration itself."""
+        """The choices that reproduce the configuration itself."""
         return {decision.name: decision.choices[0] for decision in self.decisions}
 
     def configured(self, chosen: Mapping[str, Any]) -> Config:
-        """The configuration with what was ``chosen``."""
+        """Return the configuration with the ``chosen`` values."""
         config = self.config
         for part, decisions in self.parts:
-            # A part is given its own decisions alone: it knows no other part by name.
+            # A part gets only its own decisions, because it knows no other part by name.
             own = {decision.name: chosen[decision.name] for decision in decisions}
             config = part.apply(config, own)
         return config
 
     def price(self, chosen: Mapping[str, Any]) -> Price:
-        """Of these choices, with each table where the original plan has it.
+        """Return the price of these choices, with each table where the original plan has it.
 
         With a plan of its own for each choice, the planner would run once for each, and the difference of two prices
         would also include the tables that moved between the two plans.
@@ -97,17 +97,17 @@ class ArchitectureSpace:
 
     @cached_property
     def plan(self) -> Plan:
-        """Of the configuration itself."""
+        """Plan the configuration itself."""
         return make_plan(PlanInputs.of(self.config, self.schema, self.profile))
 
     def planned(self, chosen: Mapping[str, Any]) -> Price:
-        """Of these choices with a plan of their own."""
+        """Return the price of these choices with their own plan."""
         plan = make_plan(PlanInputs.of(self.configured(chosen), self.schema, self.profile))
         return _price_of(plan, plan.predicted_step_ms)
 
 
 def _price_of(plan: Plan, step_ms: float) -> Price:
-    """Bytes of rows and optimizer state by the tier that a plan gives each table."""
+    """Return the bytes of rows and optimizer state by the tier that a plan gives each table."""
     tiers: dict[str, int] = {}
     for table in plan.tables.values():
         tiers[table.tier] = tiers.get(table.tier, 0) + table.bytes
@@ -115,7 +115,7 @@ def _price_of(plan: Plan, step_ms: float) -> Price:
 
 
 def _widened(plan: Plan, inputs: PlanInputs) -> Plan:
-    """``plan`` with the tables' widths of ``inputs``: every shard keeps its rows, rank and share of the columns."""
+    """Return ``plan`` with the widths of ``inputs``: every shard keeps its rows, rank and share of the columns."""
     tables = dict(plan.tables)
     for name, table in plan.tables.items():
         dim = inputs.model.dim_of(name)
@@ -123,7 +123,7 @@ def _widened(plan: Plan, inputs: PlanInputs) -> Plan:
             continue
         shards = []
         for shard in table.shards:
-            # Both ends are rounded in the same way, so that the shards of a row neither overlap nor leave a gap.
+            # Round both ends in the same way, so that the shards of a row neither overlap nor leave a gap.
             start = shard.column * dim // table.dim
             columns = (shard.column + shard.columns) * dim // table.dim - start
             # A narrow table may have fewer columns than it had shards.

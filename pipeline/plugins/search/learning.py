@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class SearchState:
-    """Tensors, and JSON data: floats come back from it with the same bits."""
+    """Tensors, and JSON data, from which floats come back with the same bits."""
 
     tensors: Mapping[str, Tensor]
     values: Mapping[str, Any]
@@ -50,14 +50,14 @@ class SearchStore:
 
     @property
     def path(self) -> str:
-        """The file."""
+        """The file of the state, relative to the store."""
         return f"{self.folder}/search.state"
 
     def write(self, state: SearchState) -> None:
         """Replace what was kept, atomically. The file is put together in memory first."""
         tensors = {name: each.detach() for name, each in state.tensors.items()}
         buffer = io.BytesIO()
-        # Room for the digest, which is known only once all that follows is written.
+        # Reserve room for the digest, which is known only once the rest is written.
         buffer.write(bytes(DIGEST))
         write_tensors(buffer, tensors, {"key": self.key, "values": json.dumps(state.values)})
         with buffer.getbuffer() as whole:
@@ -65,7 +65,7 @@ class SearchStore:
         self.store.write_bytes(self.path, buffer.getvalue())
 
     def read(self) -> SearchState | None:
-        """What was kept; None where there is nothing, or only that of another search, or what is damaged."""
+        """Return the kept state; None if there is none, or it is damaged or of another search."""
         try:
             data = self.store.fs.cat_file(self.store.full(self.path))
         except FileNotFoundError:
@@ -75,7 +75,7 @@ class SearchStore:
         if xxhash.xxh3_128(body).digest() != bytes(data[:DIGEST]):
             log.warning("%s is damaged: the search begins anew", where)
             return None
-        # A copy that can be written to: the tensors share its memory, and torch warns of read-only bytes.
+        # Copy to writable memory: the tensors share it, and torch warns of read-only bytes.
         tensors, about = read_tensors(bytearray(body), where)
         if about["key"] != self.key:
             log.info("%s is of a search with other settings: this one begins anew", where)
@@ -106,14 +106,15 @@ class Learner:
         self.architecture = torch.optim.Adam(choices.parameters(), lr=search.lr, betas=(0.9, 0.99))
 
     def learn_weights(self, rows: SearchBatch, step: int, temperature: float, *, whole: bool = False) -> float:
-        """A step (from 0) of the weights for an architecture drawn at ``temperature``; the rows' mean log loss.
+        """Take a step (from 0) of the weights for an architecture drawn at ``temperature``; return the mean log loss.
 
-        ``whole``: with all columns and pairs.
+        With ``whole``, use all columns and pairs.
         """
         with torch.no_grad():
             gates = self.choices.draw(temperature, self.net.measured if whole else ())
         loss = self._loss(rows, gates)
-        # The dense optimizer takes its rate from its groups, the tables take the factor: both follow one schedule.
+        # The dense optimizer takes its rate from its groups, while the tables take the factor: both follow one
+        # schedule.
         factor = lr_factor(self.config.train, step, self.total)
         self.dense.zero_grad(set_to_none=True)
         loss.backward()
@@ -124,9 +125,9 @@ class Learner:
         return loss.item()
 
     def learn_choices(self, rows: SearchBatch, costs: Costs, temperature: float) -> tuple[float, float]:
-        """A step of the probabilities: log loss of a drawn architecture plus the expected cost. Returns both."""
-        # The weights do not change in this step, and must not get gradients either: ``SearchTables.step`` clears those
-        # of the rows only after it has used them, so they would be added to those of the next step of the weights.
+        """Take a step of the probabilities; return the log loss of a drawn architecture and the expected cost."""
+        # The weights do not change in this step, and must not get gradients either. ``SearchTables.step`` clears those
+        # of the rows only after using them, so these would add to the next step of the weights.
         weights = [*self.net.parameters(), self.tables.rows]
         for each in weights:
             each.requires_grad_(False)
@@ -135,8 +136,8 @@ class Learner:
         self.architecture.zero_grad(set_to_none=True)
         (loss + cost).backward()
         assert self.choices.logits.grad is not None
-        # Decisions that are measured stay: at a gate of 1 the gradient is that of a slight change, which weights make
-        # up for, and says little of what it costs to do without.
+        # Do not learn measured decisions: at a gate of 1, the gradient is that of a slight change, which weights make
+        # up for. It says little about the cost of leaving the choice out.
         for place, decision in enumerate(self.choices.decisions):
             if decision.name in self.net.measured:
                 self.choices.logits.grad[place] = 0
@@ -172,14 +173,14 @@ class Learner:
         return added
 
     def state(self) -> SearchState:
-        """All that a step changes."""
+        """Return all state that a step changes."""
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.net.named_parameters():
             tensors[f"net/{name}"] = parameter
         for name, each in self.tables.state.items():
             tensors[f"tables/{name}"] = each
         tensors |= {"rows": self.tables.rows, "logits": self.choices.logits}
-        # A search that goes on after a stop draws what it would have drawn without it.
+        # With this state, a search that goes on after a stop draws what it would have drawn without it.
         tensors["generator"] = self.choices.generator.get_state()
         values: dict[str, Any] = {}
         for name, (optimizer, parameters) in self._optimizers().items():
@@ -207,18 +208,18 @@ class Learner:
             load_optimizer(optimizer, parameters, own, state.values[name])
 
     def _optimizers(self) -> dict[str, tuple[torch.optim.Optimizer, dict[str, Tensor]]]:
-        """Those of the weights and of the choices, with their parameters by name."""
+        """Return the optimizers of the weights and of the choices, with their parameters by name."""
         return {
             "dense": (self.dense, dict(self.net.named_parameters())),
             "architecture": (self.architecture, dict(self.choices.named_parameters())),
         }
 
     def _loss(self, rows: SearchBatch, gates: Gates, embeddings: Tensor | None = None) -> Tensor:
-        """The rows' mean log loss; ``embeddings``: theirs, if they are known."""
+        """Return the rows' mean log loss; ``embeddings`` are the rows' embeddings, if known."""
         if embeddings is None:
             embeddings = self.tables(rows.ids, rows.lengths, rows.id_weights)
         logits: Tensor = self.net(rows.dense, embeddings, gates)
-        # Where rows without a click were sampled, the log odds of the kept rows are higher by this offset.
+        # If rows without a click were sampled, the log odds of the kept rows are higher by this offset.
         if rows.offset is not None:
             logits = logits + rows.offset
         # The weights of a batch sum to 1 and are 0 for padding, so this sum is the mean over the rows.

@@ -24,14 +24,14 @@ from pipeline.training.memory import status_bytes
 from pipeline.training.sampler import Order, shuffle_key
 
 log = logging.getLogger(__name__)
-POINTS = 24  # of the record
-COMPARED, DECIDING = 16, 32  # batches of held rows by which choices are compared: under way, at the end
-OPEN, FINAL = 1e-3, 1e-4  # log loss that makes a choice e times as likely as another: under way, at the end
-TABLES = 2  # times that the costs are tabulated around the choices that are the most probable ones then
-KEEPING = 0.05  # of a search's time that it may take to keep its state
-DECIDED = 0.5  # of the way from as likely as the others to certain
+POINTS = 24  # points in the record
+COMPARED, DECIDING = 16, 32  # batches of held rows for comparing choices: during the search, at its end
+OPEN, FINAL = 1e-3, 1e-4  # log loss that makes a choice e times as likely as another: during the search, at its end
+TABLES = 2  # how often costs are tabulated around the choices that are the most probable then
+KEEPING = 0.05  # largest share of a search's time for keeping its state
+DECIDED = 0.5  # share of the way from as likely as the others to certain
 VALUE = 4  # bytes of a float32
-COPIES = 2  # of rows and their optimizers' state: a second one while the search's state is written or read
+COPIES = 2  # copies of rows and optimizer state: the second exists while the search's state is written or read
 
 Progress = Callable[[int, int], None]
 
@@ -45,8 +45,8 @@ def search(
 ) -> SearchRecord:
     """Search the architecture in ``space`` on the train rows of ``dataset``. Equal inputs give equal decisions.
 
-    ``kept``: where the state is kept at intervals; a search that was stopped goes on from there, bit for bit.
-    PlanError where the super-net does not fit into memory.
+    ``kept``: keeps the state at intervals; a search that was stopped goes on from there, bit for bit.
+    PlanError if the super-net does not fit into memory.
     """
     config = space.config
     require_memory(space)
@@ -66,10 +66,10 @@ def search(
 
 
 def table_bytes(space: ArchitectureSpace, dim: int) -> int:
-    """Bytes that the tables take at width ``dim``: rows, their optimizers' state, and the copy that is kept."""
+    """Return bytes that the tables take at width ``dim``: rows, their optimizers' state, and the copy that is kept."""
     rules = table_rules(space.config.model, space.config.train)
-    # All tables are one tensor, and each column of optimizer state is another one, with room for every row even where
-    # the optimizers of only some tables use that column.
+    # All tables are one tensor. Each column of optimizer state is another one, with room for every row even where the
+    # optimizers of only some tables use that column.
     columns = {}
     for table in space.schema.tables:
         for column in rules.of(table.name).columns:
@@ -81,11 +81,11 @@ def table_bytes(space: ArchitectureSpace, dim: int) -> int:
 
 
 def require_memory(space: ArchitectureSpace, room: int | None = None) -> None:
-    """Raise PlanError where the tables of the super-net do not fit into ``room`` bytes of memory.
+    """Raise PlanError if the tables of the super-net do not fit into ``room`` bytes of memory.
 
-    By default that is what this process may still use on this machine.
+    By default this is the memory that the process may still use on this machine.
     """
-    # The dense part and a batch are small beside tables that come near the limit, and are not counted.
+    # The dense part and a batch are not counted, since they are small beside tables that come near the limit.
     dim = space.config.model.embedding_dim
     rows = sum(table.rows for table in space.schema.tables)
     if room is None:
@@ -106,15 +106,15 @@ def require_memory(space: ArchitectureSpace, room: int | None = None) -> None:
 
 
 class _Course:
-    """A search under way, after ``done`` steps; ``kept`` has the state of one that was stopped.
+    """A search after ``done`` steps; ``kept`` has the state of one that was stopped.
 
-    ``points``: of the record, with the probabilities at each in ``over_time``.
+    ``points``: points of the record, with the probabilities at each in ``over_time``.
     """
 
     def __init__(self, space: ArchitectureSpace, parts: SplitBatches, kept: SearchStore | None) -> None:
         config = space.config
         self._began = time.monotonic()
-        self._keeping = 0.0  # seconds that writing the state has taken
+        self._keeping = 0.0  # seconds spent writing the state
         self.space, self.parts, self.kept, self.settings = space, parts, kept, config.search
         self.choices = Choices(space.decisions, config.seed)
         self.learner = Learner(config, space.schema, self.choices, parts.steps, start_logit(parts.base_rate))
@@ -136,11 +136,11 @@ class _Course:
 
     @property
     def seconds(self) -> float:
-        """That the search has taken so far, those before it was stopped too."""
+        """Seconds that the search has taken so far, including those before it was stopped."""
         return self._earlier + time.monotonic() - self._began
 
     def run(self, learnt: Iterator[SearchBatch], held: Iterator[SearchBatch], progress: Progress) -> None:
-        """All steps that are left."""
+        """Take all remaining steps."""
         total = self.parts.steps
         held = self._counted(held)
         for step in range(self.done, total):
@@ -149,21 +149,21 @@ class _Course:
             # The last measurement decides, so it comes when all learning is over.
             if self.done == total:
                 self._around(total, held)
-            # Points are spread evenly; with fewer steps than POINTS every step is one.
+            # Spread the points evenly. With fewer steps than POINTS, every step is a point.
             if self.done * POINTS // total > step * POINTS // total:
                 self._point(self.done)
                 self._keep()
             progress(self.done, total)
 
     def temperature(self, step: int) -> float:
-        """It stays while the weights learn alone, then changes by a constant factor."""
+        """Return the temperature: constant while only the weights learn, then changing by a constant factor."""
         start, end = self.settings.temperature, self.settings.final_temperature
         done = max(0, step - self.first) / max(1, self.parts.steps - 1 - self.first)
         return float(start * (end / start) ** done)
 
     def _counted(self, held: Iterator[SearchBatch]) -> Iterator[SearchBatch]:
-        # A search that goes on after a stop skips as many held batches as were used. The step does not tell how many:
-        # a step of the weights alone takes none, a measurement takes many.
+        # A search that goes on after a stop skips the held batches that were used. The step does not give their number:
+        # a step of the weights alone uses none, a measurement uses many.
         for rows in held:
             self.held_used += 1
             yield rows
@@ -183,17 +183,17 @@ class _Course:
         self._sums.append((loss, *self.learner.learn_choices(next(held), self._costs, temperature)))
 
     def _around(self, step: int, held: Iterator[SearchBatch]) -> None:
-        """Tabulate the costs around the most probable choices, and measure what can be measured beside these.
+        """Tabulate the costs around the most probable choices, and measure the choices that can be measured.
 
         Measured choices are then as likely as their log loss and their cost say.
         """
         weights = LossWeights(ms=self.settings.cost, bytes=self.settings.memory)
         self._costs = tabulate(self.space.decisions, self.choices.best(), self.space.price, weights, self.before)
-        # Before the first step nothing has learnt yet.
+        # Nothing has learnt before the first step.
         if step == 0:
             return
         if step == self.first:
-            # From here on narrower widths are drawn, and these keep the first columns of a table.
+            # From here on narrower widths are drawn, which keep the first columns of a table.
             self.learner.sort_columns()
         count, scale = COMPARED, OPEN
         if step == self.parts.steps:
@@ -230,7 +230,7 @@ class _Course:
         if self.kept is None or self.done == self.parts.steps or self._keeping > KEEPING * self.seconds:
             return
         began, learner = time.monotonic(), self.learner.state()
-        # The sums since the last point are not kept: the state is kept at points alone.
+        # The sums since the last point are not kept, because the state is kept only at points.
         assert not self._sums
         tensors = dict(learner.tensors)
         if self._costs is not None:
@@ -249,7 +249,7 @@ class _Course:
         self._keeping += time.monotonic() - began
 
     def _restore(self, state: SearchState) -> None:
-        """Go on from ``state``."""
+        """Continue from ``state``."""
         values = state.values
         self.learner.restore(SearchState(tensors=state.tensors, values=values["learner"]))
         if values["start"] is not None:
@@ -295,13 +295,13 @@ def _record(space: ArchitectureSpace, course: _Course, dataset: Artifact) -> Sea
 
 
 def decided(probabilities: list[float]) -> bool:
-    """Whether one choice is much more likely than it would be if all were alike."""
+    """Return whether one choice is much more likely than it would be among equal ones."""
     alike = 1 / len(probabilities)
     return (max(probabilities) - alike) / (1 - alike) >= DECIDED
 
 
 def warning(record: SearchRecord, settings: Any) -> str:
-    """What to say of a search that has decided less than half of what it was to decide; "" of any other."""
+    """Return a warning about a search that decided less than half of its decisions; "" for any other."""
     open_, every = len(record.undecided), len(record.decisions)
     if 2 * open_ <= every:
         return ""

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pipeline.records.dataset import DatasetSchema
 
 
-_WIDTH_OF = "width of "  # before the table's name, the name of a decision
+_WIDTH_OF = "width of "  # a decision's name is this and the table's name
 
 
 class Widths(SearchPart):
@@ -55,7 +55,7 @@ class Widths(SearchPart):
         whole = torch.ones(net.dim)
 
         def mask(embeddings: Tensor, gates: Gates) -> Tensor:
-            # Features that share a table share its mask, so it is made once for each table.
+            # Features that share a table share its mask, so make it once for each table.
             kept = {name: gates[name] @ masks for name, masks in by_table.items()}
             return embeddings * torch.stack([kept.get(owner, whole) for owner in owners])
 
@@ -66,7 +66,7 @@ class Widths(SearchPart):
         tables = dict(config.model.tables)
         for name, dim in chosen.items():
             table = name.removeprefix(_WIDTH_OF)
-            # A width that the table has anyway is not written: best.yaml lists only what is different.
+            # Leave out widths that the table has anyway, since best.yaml lists only differences.
             if dim != config.model.dim_of(table):
                 tables[table] = replace(config.model.table(table), dim=dim)
         return replace(config, model=replace(config.model, tables=tables))
@@ -75,7 +75,7 @@ class Widths(SearchPart):
 WIDTHS = Widths()
 
 
-_BETWEEN = " x "  # the features of a pair, in the name of a decision
+_BETWEEN = " x "  # separates the two features in a decision's name
 
 
 class Interactions(SearchPart):
@@ -100,7 +100,7 @@ class Interactions(SearchPart):
         places = torch.tensor([at[name] for name in names])
 
         def keep(products: Tensor, gates: Gates) -> Tensor:
-            # The first value of a gate is that of the choice True, which keeps the product. Pairs without a decision
+            # The first value of a gate belongs to the choice True, which keeps the product. Pairs without a decision
             # keep a factor of 1.
             kept = torch.stack([gates[name][0] for name in names])
             return products * torch.ones(len(at)).index_copy(0, places, kept)
@@ -117,7 +117,7 @@ class Interactions(SearchPart):
 INTERACTIONS = Interactions()
 
 
-HALVINGS = 4  # of a layer's width
+HALVINGS = 4  # how often a layer's width is halved at most
 NARROWEST = 8
 SETTINGS = ("bottom_mlp", "top_mlp")
 
@@ -164,13 +164,13 @@ class Mlps(SearchPart):
         return replace(config, model=replace(cast("DlrmConfig", config.model), **mlps))
 
 
-# Functions of their own, since a lambda in the loop of ``attach`` would see the name that the loop ends with.
+# These are separate functions, since a lambda in the loop of ``attach`` would see the name that the loop ends with.
 def _narrows(name: str, masks: Tensor) -> Callable[[Tensor, Gates], Tensor]:
     return lambda hidden, gates: hidden * (gates[name] @ masks)
 
 
 def _ends(name: str) -> Callable[[Tensor, Gates], Tensor]:
-    """The mean of the ends [layers, B, n], deepest first, by the gates: [1, B, n]."""
+    """Average the ends [layers, B, n], deepest first, weighted by the gates: [1, B, n]."""
     return lambda ends, gates: (gates[name] @ ends.flatten(1)).view(1, *ends.shape[1:])
 
 

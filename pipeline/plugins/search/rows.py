@@ -36,7 +36,7 @@ class SearchBatch:
 
     @staticmethod
     def of(batch: Batch, counts: RowCounts) -> SearchBatch:
-        """The rows of a training's batch."""
+        """Make a search batch of a training's batch."""
         return SearchBatch(
             dense=batch.dense,
             ids=batch.sparse.values(),
@@ -49,9 +49,9 @@ class SearchBatch:
 
 
 class PartReader(SplitReader):
-    """A part of the train rows: of every row group those that ``seed`` deals to it, ``share`` of them held.
+    """One of two parts of the train rows: ``share`` of every row group is held, drawn by ``seed``.
 
-    ``held``: the held rows, else all others. The two parts have no row in common.
+    ``held`` selects the held rows, else all others. The two parts have no row in common.
     """
 
     def __init__(self, store: Store, dataset: Artifact, *, share: float, held: bool, seed: int) -> None:
@@ -65,7 +65,7 @@ class PartReader(SplitReader):
             cut = round(share * group.rows)
             picks = mixed[:cut] if held else mixed[cut:]
             self._whole[group.file, group.index] = group
-            # Sorted, since the order of the rows is the sampler's business.
+            # Sort the rows, since the sampler decides their order.
             self._picks[group.file, group.index] = np.sort(picks)
             if len(picks):
                 parts.append(replace(group, rows=len(picks)))
@@ -86,9 +86,9 @@ class PartReader(SplitReader):
 
 
 class SplitBatches:
-    """Batches of both parts; ``epochs`` of the rows for the weights, and the held ones again and again.
+    """Batches of both parts: ``epochs`` of the rows for the weights, and endless epochs of the held ones.
 
-    ``steps``: batches of the rows for the weights.
+    ``steps``: the number of batches for the weights.
     """
 
     def __init__(self, store: Store, dataset: Artifact, order: Order, *, share: float, epochs: int) -> None:
@@ -111,22 +111,22 @@ class SplitBatches:
     def open(
         self, start: int = 0, held_start: int = 0
     ) -> Iterator[tuple[Iterator[SearchBatch], Iterator[SearchBatch]]]:
-        """Batches for the weights from batch ``start`` on, and held ones from ``held_start`` on, without an end."""
+        """Yield endless batches for the weights from batch ``start`` on, and held ones from ``held_start`` on."""
         learnt, held = self._readers
-        # More epochs than any search has steps, so the held rows begin anew as often as needed.
+        # Allow more epochs than any search has steps, so that the held rows start over as often as needed.
         endless = 1 << 30
         of_rows = partial(SearchBatch.of, counts=self._counts)
         with self._batches(learnt, self._epochs, start) as one, self._batches(held, endless, held_start) as other:
             yield map(of_rows, one), map(of_rows, other)
 
     def _batches(self, split: SplitReader, epochs: int, start: int) -> BatchReader:
-        # An epoch's last batch may be short, so a place is an epoch and a batch within it.
+        # The last batch of an epoch may be short, so a position is an epoch and a batch within it.
         each_epoch = -(-split.rows // self.order.global_batch)
         return BatchReader(split, self.order, epochs=epochs, start=divmod(start, each_epoch))
 
 
 def start_logit(base_rate: float | None) -> float:
-    """The log odds of ``base_rate``; 0 where it is not known, or no odds."""
+    """Return the log odds of ``base_rate``; 0 if it is unknown, or has no odds."""
     if base_rate is None or not 0 < base_rate < 1:
         return 0.0
     return float(torch.tensor(base_rate).logit())

@@ -28,7 +28,7 @@ killed goes on where it was: run the same command again.
   nightjar search experiment=demo search.parts=[widths]
 """
 _KEY = "search="
-SEARCHING = "searching"  # folder of the searches that are under way: lock and state of each
+SEARCHING = "searching"  # folder of running searches: lock and state of each
 log = logging.getLogger(__name__)
 
 
@@ -51,7 +51,7 @@ def _search(options: argparse.Namespace) -> int:
     from pipeline.records.search import search_directory
     from pipeline.store.artifacts import Store
 
-    # To Hydra ``search=first`` would choose an option of the group ``search``; here it is short for search.name=first.
+    # Hydra would take ``search=first`` for an option of the group ``search``; here it is short for search.name=first.
     given = []
     for text in options.overrides:
         given.append(f"search.name={text.removeprefix(_KEY)}" if text.startswith(_KEY) else text)
@@ -62,16 +62,17 @@ def _search(options: argparse.Namespace) -> int:
     require_triple()
     store = Store(config.store)
     store.answers()
-    # Imports torch, which takes seconds: all quick checks come before it.
+    # This imports torch, which takes seconds, so all quick checks come first.
     from pipeline.plugins.search.learning import SearchStore
 
     kept = SearchStore(store, f"{SEARCHING}/{name}", _key(config))
     hint = "run the same command again once that one has ended, or search=<another name>"
     try:
         with handled(), folder_lock(store, kept.folder, f"search {name!r}", config.launch.lease_seconds, hint=hint):
-            # Looked up under the lock, so that a search that has just ended is found and not run again.
+            # Look it up under the lock, so that a search that has just ended is found and not run again.
             record = _found(config, store) or _searched(config, store, given, options, kept)
-            # Only once the result is committed: after a kill before this line both are there, and the result is found.
+            # Remove the state only after the result is committed: after a kill before this line both exist, and the
+            # result is found.
             kept.remove()
     except Interrupted as stop:
         return complain(f"{stop}: the same command goes on with the search", exit_code_of(stop))
@@ -82,7 +83,7 @@ def _search(options: argparse.Namespace) -> int:
 
 
 def _key(config: Config) -> str:
-    """What an equal search has in common."""
+    """Return a key that equal searches share."""
     from pipeline.config.compose import config_hash
     from pipeline.store.manifest import artifact_key
 
@@ -91,7 +92,7 @@ def _key(config: Config) -> str:
 
 
 def _found(config: Config, store: Store) -> SearchRecord | None:
-    """The record of an equal search; ConfigError where the name is taken by another one."""
+    """Return the record of an equal search; ConfigError if another search has the name."""
     from pipeline.records.record import read
     from pipeline.records.search import SearchRecord, search_directory
 
@@ -110,7 +111,7 @@ def _found(config: Config, store: Store) -> SearchRecord | None:
 def _searched(
     config: Config, store: Store, overrides: list[str], options: argparse.Namespace, kept: SearchStore
 ) -> SearchRecord:
-    """Ingest where the dataset is missing, search, and write what was found."""
+    """Ingest if the dataset is missing, search, and write the result."""
     import torch
 
     from pipeline.calibration.hardware_cache import with_figures
@@ -128,7 +129,8 @@ def _searched(
     dataset = store.get(step.path, step.name)
     if config.train.threads_per_rank:
         torch.set_num_threads(config.train.threads_per_rank)
-    # The batch may be a share of the rows, and the hardware's figures may have been measured: prices need both.
+    # Prices need the resolved batch, which may be a share of the rows, and the hardware's figures, which may be
+    # measured.
     resolved = with_figures(with_resolved_batch(config, store, dataset))
     space = ArchitectureSpace.of(resolved, *read_dataset(store, dataset))
     log.info("search %s: %d decisions", config.search.name, len(space.decisions))

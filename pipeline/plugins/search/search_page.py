@@ -1,4 +1,4 @@
-"""What a search leaves: its text, the record with its page, and ``best.yaml``, an experiment with the model found."""
+"""The results of a search: its text, its record with a page, and ``best.yaml``, an experiment with its model."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MOST_LISTED = 30
 
 
 def search_text(record: SearchRecord) -> str:
-    """What the command prints: cost before and after, and by part what was decided."""
+    """Return what the command prints: cost before and after, and by part what was decided."""
     before, after = record.before, record.after
     saved = f"{after.step_ms / before.step_ms:.2f} of before" if before.step_ms else ""
     lines = [
@@ -43,7 +43,7 @@ def search_text(record: SearchRecord) -> str:
 
 
 def _part_text(record: SearchRecord, part: str) -> str:
-    """How many decisions of ``part`` differ from the configuration, and the first of them."""
+    """Return how many decisions of ``part`` differ from the configuration, and the first of them."""
     own = _of(record, part)
     changed = 0
     rows: list[tuple[str, ...]] = []
@@ -52,7 +52,7 @@ def _part_text(record: SearchRecord, part: str) -> str:
         if each.chosen == configured:
             continue
         changed += 1
-        # A model with 30 features has 435 pairs: the terminal shows only the first ones.
+        # A model with 30 features has 435 pairs, so the terminal shows only the first ones.
         if len(rows) < MOST_LISTED:
             rows.append((name, _shown(each.chosen), _shown(configured), units.decimal(each.probability, 2)))
     text = f"{part}: {changed} of {units.plural(len(own), 'decision')} changed"
@@ -64,7 +64,7 @@ def _part_text(record: SearchRecord, part: str) -> str:
 
 
 def search_page(record: SearchRecord) -> str:
-    """The page of a search; it needs no other file."""
+    """Return the page of a search; it needs no other file."""
     before, after = record.before, record.after
     cost = [
         ("Predicted step", f"{before.step_ms:.3f} ms", f"{after.step_ms:.3f} ms", _share(after.step_ms, before.step_ms))
@@ -122,7 +122,7 @@ def _table(record: SearchRecord, part: str) -> PageTable:
 
 
 def _drawings(record: SearchRecord, part: str) -> list[Figure]:
-    """The probabilities of the choices over time, a drawing a decision."""
+    """Draw the probabilities of the choices over time, one drawing per decision."""
     steps = [float(point.step) for point in record.points]
     drawings = []
     for name, each in _of(record, part)[:MOST_DRAWN]:
@@ -180,7 +180,7 @@ def write_search(store: Store, record: SearchRecord, best: str, key: str) -> Art
 def best_experiment(
     record: SearchRecord, config: Config, found: Config, overrides: Sequence[str], config_dir: str | None
 ) -> str:
-    """The text of an experiment: ``overrides``, which compose to ``config``, with what is different in ``found``."""
+    """Return the text of an experiment: ``overrides``, which compose to ``config``, and the changes in ``found``."""
     about = [
         f"Found by nightjar search (search={record.name}); put it into my/experiment/<name>.yaml:",
         "  nightjar run experiment=<name>",
@@ -193,13 +193,13 @@ def best_experiment(
 
 
 def _changes(before: Any, after: Any) -> dict[str, Any]:
-    """What ``after`` has that ``before`` has not, as nested settings; both are groups, or dictionaries of them."""
+    """Return what ``after`` has and ``before`` lacks as nested settings; both are groups or dictionaries of them."""
     changes: dict[str, Any] = {}
     formers = _entries(before)
     for name, value in _entries(after).items():
         former = formers.get(name)
         if isinstance(value, Mapping) or is_dataclass(value):
-            # An entry that was not there before is compared with one at its defaults.
+            # Compare a new entry with one at its defaults.
             kind: Any = type(value)
             inner = _changes(kind() if former is None else former, value)
             if inner:
@@ -219,7 +219,7 @@ def _merged(settings: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str
     merged = dict(settings)
     for name, value in changes.items():
         former = merged.get(name)
-        # Lists are replaced as a whole, as Hydra does with an override.
+        # Replace lists as a whole, as Hydra does with an override.
         if isinstance(value, Mapping) and isinstance(former, Mapping):
             value = _merged(former, value)
         merged[name] = value

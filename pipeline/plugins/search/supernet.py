@@ -24,7 +24,7 @@ from pipeline.records.dataset import DatasetSchema
 class SearchTables:
     """forward: ids of a batch -> embeddings [B, F, D]. A table narrower than D has zeros behind its width.
 
-    Initial rows are uniform as in training, drawn from ``seed``. ``rows``: of all tables, one after the other.
+    Initial rows are uniform as in training, drawn from ``seed``. ``rows``: the rows of all tables, one after the other.
     """
 
     def __init__(self, schema: DatasetSchema, model: ModelConfig, rules: TableRules, seed: int) -> None:
@@ -40,7 +40,7 @@ class SearchTables:
         self.owners = [column.owner for column in schema.sparse]
         self.first = torch.tensor([first[owner] for owner in self.owners])
         self.mean = torch.tensor([model.table(owner).pooling == "mean" for owner in self.owners])
-        # One tensor for all tables, so that a batch is one lookup and one sparse gradient.
+        # Keep one tensor for all tables, so that a batch is one lookup and one sparse gradient.
         generator = torch.Generator().manual_seed(seed)
         self.rows = nn.Parameter(torch.rand(end, self.dim, generator=generator).mul_(2).sub_(1))
         columns: dict[str, bool] = {}
@@ -52,17 +52,17 @@ class SearchTables:
             own.mul_(bound)
             own[:, model.dim_of(table.name) :] = 0
             columns |= {column.name: column.per_value for column in rules.of(table.name).columns}
-        # A column of state has a place for every row, whether or not the optimizer of its table uses it. Made once, not
-        # for each table: it is as large as ``rows``.
+        # A column of state has a place for every row, whether or not the optimizer of its table uses it. Allocate it
+        # once and not for each table: it is as large as ``rows``.
         self.state: dict[str, Tensor] = {}
         for name, per_value in columns.items():
             self.state[name] = torch.zeros(self.rows.shape if per_value else self.rows.shape[:1])
 
     def __call__(self, ids: Tensor, lengths: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Of ``ids`` feature by feature; ``lengths`` [F * B]; ``weights``: of the ids."""
+        """Look up ``ids``, feature by feature, with ``lengths`` [F * B] and ``weights`` of the ids."""
         features = len(self.first)
         counts = lengths.view(features, -1)
-        # The ids of a feature are shifted to where its table begins in ``rows``.
+        # Shift the ids of a feature to where its table begins in ``rows``.
         ids = ids.long() + self.first.repeat_interleave(counts.sum(1))
         offsets = torch.cat([lengths.new_zeros(1, dtype=torch.int64), lengths.long().cumsum(0)])
         pooled = nn.functional.embedding_bag(
@@ -98,13 +98,13 @@ class SearchTables:
         """
         turned, low = project.clone(), 0
         for name, high in self.ends.items():
-            # Features that share a table have a projection each: the axes have to fit all of their vectors.
+            # Features that share a table have one projection each: the axes have to fit the vectors of all of them.
             mine = [place for place, owner in enumerate(self.owners) if owner == name]
             rows = self.rows.data[low:high]
             together = torch.cat([project[place] for place in mine], dim=1)  # [D, columns of the vectors]
-            # By the Gram matrix, which is as small as the table is narrow; the rows themselves may be millions.
+            # Use the Gram matrix, which is only as large as the table is wide; there may be millions of rows.
             _, axes = torch.linalg.eigh((together.mT @ (rows.mT @ rows) @ together).double())
-            axes = axes.flip(1)[:, : self.dim].to(rows.dtype)  # of the largest variance first
+            axes = axes.flip(1)[:, : self.dim].to(rows.dtype)  # largest variance first
             self.rows.data[low:high] = rows @ (together @ axes)
             for place, back in zip(mine, axes.split(self.dim), strict=True):
                 turned[place] = back.mT
@@ -136,7 +136,7 @@ class SuperNet(nn.Module):
     [B, F, D] behind each feature's projection, ``bottom_mlp layer <i>`` [B, w], ``bottom_mlp depth`` [layers, B, D],
     ``pairs`` [B, P] (the features of each are in ``pairs``), ``top_mlp layer <i>`` [B, w], ``top_mlp depth``
     [layers, B, 1]: ends behind each number of layers, most layers first. The projections are drawn from ``seed``.
-    ``dtype``: in which the layers multiply; None: float32.
+    ``dtype``: the type in which the layers multiply; None: float32.
     """
 
     places: Tensor
@@ -150,24 +150,25 @@ class SuperNet(nn.Module):
         for each in self.project.data:
             nn.init.orthogonal_(each, generator=generator)
         self.bottom = _Mlp(len(schema.dense), model.bottom_mlp, self.dim, dtype) if schema.dense else None
-        # The numeric features' vector is the first one, so the categorical ones follow by ``shift``.
+        # The vector of the numeric features comes first and shifts the categorical ones by ``shift``.
         shift = int(self.bottom is not None)
         vectors = len(names) + shift
         dropped = {frozenset(pair) for pair in model.drop_pairs}
         self.pairs = [pair for pair in combinations(names, 2) if frozenset(pair) not in dropped]
-        self.fixed = shift * len(names)  # pairs with the numeric features' vector come first; parts see the others
-        # Places of the kept pairs in the matrix of all products, flattened row by row. Those with the numeric features'
-        # vector are in its first row.
+        self.fixed = shift * len(names)  # pairs with the numeric features' vector come first; parts see only the others
+        # Places of the kept pairs in the matrix of all products, flattened row by row. Pairs with the numeric features'
+        # vector are in the first row.
         places = list(range(1, self.fixed + 1))
         for one, other in self.pairs:
             places.append((names.index(one) + shift) * vectors + names.index(other) + shift)
         self.register_buffer("places", torch.tensor(places, dtype=torch.int64), persistent=False)
         self.top = _Mlp(self.dim + len(places), model.top_mlp, 1, dtype)
         self._acts: dict[str, list[Act]] = {}
-        self.measured: set[str] = set()  # decisions whose choices act on the configured model without being learnt
+        # Decisions whose choices are measured on the configured model instead of learnt.
+        self.measured: set[str] = set()
 
     def at(self, place: str, act: Act) -> None:
-        """Have ``act`` change the values at ``place``; acts of one place follow one another."""
+        """Let ``act`` change the values at ``place``; acts of one place follow one another."""
         self._acts.setdefault(place, []).append(act)
 
     def forward(self, dense: Tensor, embeddings: Tensor, gates: Gates) -> Tensor:
@@ -183,7 +184,7 @@ class SuperNet(nn.Module):
         return self.top(inputs, lambda place, value: self._act(f"top_mlp {place}", value, gates)).squeeze(1)
 
     def start_at(self, logit: float) -> None:
-        """Have an untrained net's logits near ``logit``."""
+        """Start an untrained net's logits near ``logit``."""
         for end in self.top.ends.parameters():
             if end.dim() == 1:  # the biases
                 nn.init.constant_(end, logit)
@@ -195,14 +196,14 @@ class SuperNet(nn.Module):
 
 
 class _Mlp(nn.Module):
-    """Layers with ReLU and an end of ``width`` values behind each; the deepest comes out, or what ``depth`` makes."""
+    """Layers with ReLU, and an end of ``width`` values after each; returns the deepest end, or what ``depth`` picks."""
 
     def __init__(self, inputs: int, widths: list[int], width: int, dtype: torch.dtype | None) -> None:
         super().__init__()
         self.dtype = dtype
         sizes = [inputs, *widths]
         self.layers = nn.ModuleList(nn.Linear(*pair) for pair in pairwise(sizes))
-        # An MLP may end after each of its layers; one without layers ends after its inputs.
+        # An MLP may end after each of its layers. An MLP without layers ends after its inputs.
         self.ends = nn.ModuleList(nn.Linear(size, width) for size in reversed(widths or sizes))
 
     def forward(self, values: Tensor, act: Callable[[str, Tensor], Tensor]) -> Tensor:
@@ -210,7 +211,7 @@ class _Mlp(nn.Module):
         for number, layer in enumerate(self.layers, 1):
             with torch.autocast("cpu", self.dtype, enabled=self.dtype is not None):
                 values = layer(values).relu()
-            # Parts and ends work in float32: autocast is only for the matrix products of the layers.
+            # Parts and ends work in float32; autocast covers only the matrix products of the layers.
             values = act(f"layer {number}", values.float())
             hidden.append(values)
         ends = [end(each) for end, each in zip(self.ends, reversed(hidden), strict=True)]

@@ -31,7 +31,8 @@ class Shampoo(DenseOptimizer):
     grafting: str = "adagrad"
     name = "shampoo"
     classes = ("ShampooSteps",)
-    # Of square blocks: two factors in float64 and their roots, a mean of gradients and a sum of their squares.
+    # float32 values per parameter, with square blocks: two factors in float64 and their roots, a mean of gradients
+    # and a sum of their squares.
     state_values = 8.0
     lock_free = False
 

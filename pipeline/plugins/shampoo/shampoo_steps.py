@@ -41,13 +41,13 @@ MEAN, SQUARES, LEFT, RIGHT = "mean", "squares", "left", "right"
 LEFT_ROOT, RIGHT_ROOT = "left_root", "right_root"
 ADAM = "adam"
 AT_ONCE = 4  # blocks of a layer
-# The decay of Adam's second moment, and what is added to the root of the squares.
+# The decay of Adam's second moment, and the epsilon added to the root of the squares.
 ADAM_BETA2, GRAFT_EPS = 0.999, 1e-10
 
 
 @dataclass(frozen=True)
 class Formula:
-    """Shampoo's settings, and what they make of blocks' gradients."""
+    """Shampoo's settings, and the directions that they make of blocks' gradients."""
 
     beta1: float
     beta2: float
@@ -58,7 +58,7 @@ class Formula:
     grafting: str
 
     def new(self, gradient: Tensor) -> State:
-        """The state before the first step of blocks whose ``gradient`` is [k, m, n], or of vectors [k, m]."""
+        """Return the state before the first step of blocks whose ``gradient`` is [k, m, n], or of vectors [k, m]."""
         state = {MEAN: torch.zeros_like(gradient), SQUARES: torch.zeros_like(gradient)}
         count, *sizes = gradient.shape
         if len(sizes) < 2:
@@ -70,11 +70,12 @@ class Formula:
         return state
 
     def direction(self, gradient: Tensor, state: State, step: int, numbers: Sequence[int]) -> Tensor:
-        """The directions of ``step`` (from 1) for ``gradient``, in its shape and dtype; updates ``state``.
+        """Return the directions of ``step`` (from 1) for ``gradient``, in its shape and dtype; updates ``state``.
 
-        ``numbers``: of each block among those of its layer; they decide when it gets new roots.
+        ``numbers``: each block's number in its layer, which decides when it gets new roots.
         """
-        # 1. A, the step of Adam or Adagrad, whose length the direction gets. ``native``'s steps compute the same.
+        # 1. Compute A, the step of Adam or Adagrad, which gives the direction its length. The steps of ``native`` do
+        # the same.
         mean = state[MEAN].lerp_(gradient, 1 - self.beta1) / (1 - self.beta1**step)
         squares = state[SQUARES]
         if self.grafting == ADAM:
@@ -86,7 +87,7 @@ class Formula:
         if gradient.dim() == 2:
             return grafted
 
-        # 2. L and R, from the first step on: the roots begin with the gradients of ``start_step`` steps in them.
+        # 2. Update L and R from the first step on: the first roots then cover the gradients of ``start_step`` steps.
         if self.accumulates(step):
             exact, fresh = gradient.double(), self.factors.fresh
             for factor, left, right in ((state[LEFT], exact, exact.mT), (state[RIGHT], exact.mT, exact)):
@@ -94,7 +95,7 @@ class Formula:
         if step < self.start_step:
             return grafted
 
-        # 3. S, by the newest roots, scaled to the length of A. A gradient of 0 has no direction.
+        # 3. Compute S from the newest roots, and scale it to the length of A. A gradient of 0 has no direction.
         self.renew(state, step, numbers)
         bent = state[LEFT_ROOT] @ mean @ state[RIGHT_ROOT]
         norm = torch.linalg.vector_norm(bent, dim=(1, 2), keepdim=True)
@@ -102,15 +103,15 @@ class Formula:
         return bent.mul_(torch.where(norm > 0, length / norm, 0.0))
 
     def accumulates(self, step: int) -> bool:
-        """Whether the factors take in the gradient of ``step``."""
+        """Return whether the factors add the gradient of ``step``."""
         return (step - 1) % self.factor_every == 0
 
     def renew(self, state: State, step: int, numbers: Sequence[int]) -> None:
-        """Compute the roots of those blocks again whose turn is ``step``; of vectors there are none."""
+        """Recompute the roots of the blocks whose turn is ``step``; vectors have none."""
         if LEFT not in state or step < self.start_step:
             return
-        # ``AT_ONCE`` blocks of a layer a step: all roots at once would make one step in ``root_every`` slow. In
-        # ``start_step`` all blocks get their first roots, since they have none yet.
+        # Renew ``AT_ONCE`` blocks of a layer a step: all roots at once would make one step in ``root_every`` slow. In
+        # step ``start_step`` all blocks get their first roots.
         turn, due = (step - self.start_step) % self.root_every, list[int]()
         for place, number in enumerate(numbers):
             if step == self.start_step or turn == (number // AT_ONCE + 1) % self.root_every:
@@ -122,15 +123,15 @@ class Formula:
 
     @property
     def factors(self) -> native.Factors:
-        """What a gradient does to L and R: how much of them stays, and what its product counts."""
-        # With 1 they are sums over all steps, as in Adagrad, and not means.
+        """How a gradient changes L and R: the share of them that stays, and the weight of its product."""
+        # With beta2 = 1, L and R are sums over all steps, as in Adagrad, and not means.
         fresh = 1.0
         if self.beta2 != 1:
             fresh = 1 - self.beta2
         return native.Factors(self.beta2, fresh)
 
     def compiled(self, step: int) -> native.Step:
-        """``step`` as the compiled ones take it."""
+        """Return the settings of ``step`` for the compiled steps."""
         kept = added = unbiased = 1.0
         if self.grafting == ADAM:
             kept, added, unbiased = ADAM_BETA2, 1 - ADAM_BETA2, 1 / (1 - ADAM_BETA2**step)
@@ -146,13 +147,14 @@ class Formula:
 
 
 def inverse_fourth_root(factors: Tensor, eps: float) -> Tensor:
-    """(factor + eps * its largest eigenvalue * I)^-1/4 of symmetric ``factors`` [k, m, m]; I where that is 0.
+    """Return (factor + eps * its largest eigenvalue * I)^-1/4 of symmetric ``factors`` [k, m, m]; I for a factor of 0.
 
-    It is divided by the -1/4th power of the largest eigenvalue: grafting makes the scale meaningless, and so float32
-    holds it.
+    The result is divided by the -1/4th power of the largest eigenvalue: grafting makes the scale meaningless, and so
+    it fits into float32.
     """
     values, vectors = torch.linalg.eigh(factors)
-    # ``eigh`` returns them in rising order. Rounding may leave some a little below 0, where the power is not defined.
+    # ``eigh`` returns eigenvalues in rising order. Rounding may leave some slightly below 0, where the power is not
+    # defined.
     largest = values[:, -1:]
     alive = largest > 0
     root = (values.clamp(min=0.0) / torch.where(alive, largest, 1.0)).add_(eps).pow_(-0.25)
@@ -164,7 +166,7 @@ STEP = "step"
 
 @dataclass(frozen=True)
 class ParameterBlock:
-    """Rows and columns of ``parameter`` as a matrix (of a vector: all of it); ``number`` among the parameter's blocks.
+    """Rows and columns of ``parameter`` as a matrix (a vector is whole), and the block's ``number`` in the parameter.
 
     ``shared``: its gradient is the same on all ranks.
     """
@@ -176,7 +178,7 @@ class ParameterBlock:
     shared: bool
 
     def of(self, tensor: Tensor) -> Tensor:
-        """The view of ``tensor``, of the parameter's shape."""
+        """Return the block's view of ``tensor``, which has the parameter's shape."""
         return tensor if tensor.dim() < 2 else tensor.flatten(1)[self.rows, self.columns]
 
     @property
@@ -186,19 +188,20 @@ class ParameterBlock:
 
     @property
     def cost(self) -> int:
-        """Multiplications of a step, and of the roots as far as a step has part in them, up to a factor."""
+        """Multiplications of a step, up to a factor, with its share of the work for roots."""
         shape = self.shape
         if len(shape) < 2:
             return shape.numel()
-        # Products with both factors every step; eigenvalues of both, cubic in their size, once in many steps.
+        # Count products with both factors in every step, and eigenvalues of both, cubic in their size, once in many
+        # steps.
         rows, columns = shape
         return shape.numel() * (rows + columns) + (rows**3 + columns**3) // 4
 
 
 class Stack:
-    """``blocks`` of one shape and step: each part of their ``state`` is one tensor, the blocks' own are views of it.
+    """``blocks`` of one shape and step: each part of their ``state`` is one tensor, of which the blocks have views.
 
-    ``kept``: by parameter the state of its blocks, ``<number>.<name>``, and its number of steps.
+    ``kept``: the state of a parameter's blocks, ``<number>.<name>``, and its number of steps, by parameter.
     """
 
     def __init__(self, blocks: Sequence[ParameterBlock], formula: Formula, kept: dict[Tensor, State]) -> None:
@@ -210,26 +213,27 @@ class Stack:
                 before = own.get(f"{block.number}.{name}")
                 if before is not None:
                     values[place].copy_(before)
-                # A view: a step updates the stack as one, and a checkpoint still finds the state of each block.
+                # Use a view: a step updates the stack as one tensor, and a checkpoint still finds the state of each
+                # block.
                 own[f"{block.number}.{name}"] = values[place]
 
     @property
     def step(self) -> int:
-        """The number of steps of these blocks, the one under way included."""
+        """The number of steps of these blocks, including the current one."""
         return int(self._kept[self.blocks[0].parameter][STEP])
 
     def of(self, tensors: Sequence[Tensor]) -> Tensor:
-        """The blocks of ``tensors``, one of each block's parameter's shape, as one."""
+        """Return the blocks of ``tensors``, each of its parameter's shape, as one tensor."""
         return torch.stack([block.of(tensor) for block, tensor in zip(self.blocks, tensors, strict=True)])
 
 
 def blocks_of(parameter: Tensor, size: int, *, shared: bool) -> list[ParameterBlock]:
-    """``parameter`` as a matrix, cut into blocks of at most ``size`` rows and columns; a vector is one block."""
+    """Cut ``parameter``, as a matrix, into blocks of at most ``size`` rows and columns; a vector is one block."""
     if parameter.dim() < 2:
         return [ParameterBlock(parameter, 0, slice(None), slice(None), shared)]
     rows, columns = parameter.flatten(1).shape
     blocks = []
-    # Row after row: the numbers are part of the state's names in checkpoints.
+    # Number the blocks row by row: the numbers are part of the state's names in checkpoints.
     for number, (row, column) in enumerate(product(range(0, rows, size), range(0, columns, size))):
         cut = slice(row, row + size), slice(column, column + size)
         blocks.append(ParameterBlock(parameter, number, *cut, shared))
@@ -237,10 +241,11 @@ def blocks_of(parameter: Tensor, size: int, *, shared: bool) -> list[ParameterBl
 
 
 def deal(blocks: Sequence[ParameterBlock], ranks: int) -> list[list[ParameterBlock]]:
-    """The blocks of each rank: the costliest first, each to the rank with least work so far."""
+    """Deal the blocks to the ranks: the costliest first, each to the rank with the least work so far."""
     dealt: list[list[ParameterBlock]] = [[] for _ in range(ranks)]
     work = [(0, rank) for rank in range(ranks)]
-    # At most 4/3 of the best possible (Graham 1969). Of equal costs and loads the first: all ranks deal alike.
+    # The load is at most 4/3 of the optimum (Graham 1969). Ties go to the first block and rank, so that all ranks deal
+    # alike.
     for block in sorted(blocks, key=lambda block: -block.cost):
         done, rank = heapq.heappop(work)
         dealt[rank].append(block)
@@ -252,9 +257,9 @@ Directions = dict[int, Tensor]
 
 
 def work_on(blocks: Sequence[ParameterBlock], directions: Directions, formula: Formula) -> PlainWork | CompiledWork:
-    """What computes the ``directions`` of ``blocks``, by their ids, and moves their parameters along them."""
+    """Return the work that computes the ``directions`` of ``blocks``, by their ids, and moves their parameters."""
     able = native.library() is not None
-    # The compiled steps take addresses and strides of float32 in this process's memory.
+    # The compiled steps take addresses and strides of float32 values in this process's memory.
     for block in blocks:
         parameter = block.parameter
         able &= parameter.device.type == "cpu" and parameter.dtype == torch.float32 and parameter.is_contiguous()
@@ -264,7 +269,7 @@ def work_on(blocks: Sequence[ParameterBlock], directions: Directions, formula: F
 
 
 class PlainWork:
-    """By PyTorch; see ``work_on``."""
+    """Works in PyTorch; see ``work_on``."""
 
     def __init__(self, blocks: Sequence[ParameterBlock], directions: Directions, formula: Formula) -> None:
         self._formula, self._parts = formula, directions
@@ -295,19 +300,19 @@ class PlainWork:
 
 
 class CompiledWork:
-    """By the compiled steps; see ``work_on``."""
+    """Works by the compiled steps; see ``work_on``."""
 
     def __init__(self, blocks: Sequence[ParameterBlock], directions: Directions, formula: Formula) -> None:
         self._library, self._formula = cast(native.ShampooLibrary, native.library()), formula
-        # Keep the tensors alive: the blocks hold addresses alone.
+        # Keep the tensors alive, since the blocks hold only addresses.
         self._directions = directions
         self._parameters: list[Tensor] = []
-        # By id: the numbers of blocks, and of their parameters.
+        # Map ids to the numbers of blocks and of parameters.
         self._number, number_of = dict[int, int](), dict[int, int]()
         self._blocks = np.zeros(len(blocks), native.BLOCK)
         # A vector counts as one row.
         self._blocks["rows"] = 1
-        # Of each block: its parameter's number, and how many bytes behind the parameter's first it begins.
+        # For each block, its parameter's number and its offset in bytes from the parameter's start.
         self._of, self._bytes = np.zeros(len(blocks), np.int64), np.zeros(len(blocks), np.uintp)
         for i, block in enumerate(blocks):
             parameter, view = block.parameter, block.of(block.parameter)
@@ -323,7 +328,7 @@ class CompiledWork:
             self._blocks["stride"][i] = view.stride(0)
             self._blocks["direction"][i] = directions[id(block)].data_ptr()
         self._stacks: Sequence[Stack] = ()
-        # Stacks of the same step, and the numbers of their blocks.
+        # Stacks of the same step, with the numbers of their blocks.
         self._alike: list[tuple[list[Stack], Numbers]] = []
 
     def fill(self, stacks: Sequence[Stack]) -> None:
@@ -355,7 +360,7 @@ class CompiledWork:
         self._library.move(self._blocks[moving], torch.get_num_threads())
 
     def _point(self, name: str, tensors: Sequence[Tensor | None]) -> None:
-        """Have ``name`` of all blocks point into ``tensors``, one of each parameter."""
+        """Point ``name`` of all blocks into ``tensors``, one for each parameter."""
         firsts = np.zeros(len(tensors), np.uintp)
         for number, tensor in enumerate(tensors):
             if tensor is not None:
@@ -363,7 +368,7 @@ class CompiledWork:
         self._blocks[name] = firsts[self._of] + self._bytes
 
     def _keep(self, stacks: Sequence[Stack]) -> None:
-        """Have the blocks in ``stacks``, which stay here, point to their state."""
+        """Point the blocks in ``stacks``, which stay here, to their state."""
         self._stacks = stacks
         by_step: dict[int, tuple[list[Stack], list[int]]] = {}
         for stack in stacks:
@@ -406,7 +411,7 @@ class ShampooSteps(torch.optim.Optimizer):
         self._dealt = deal(shared, self._ranks)
         self._mine = set(map(id, self._dealt[self._rank]))
         self._stacks: dict[tuple[bool, ...], list[Stack]] = {}
-        # The directions of all blocks, one behind the other; every step uses this memory again.
+        # The directions of all blocks lie one behind the other; every step reuses this memory.
         self._exchange = _DirectionExchange(self._dealt, self._rank)
         self._work = work_on(self._blocks, self._exchange.directions | unshared, formula)
 
@@ -423,9 +428,9 @@ class ShampooSteps(torch.optim.Optimizer):
         self._work.move(self.param_groups)
 
     def _stacked(self, learning: tuple[bool, ...]) -> list[Stack]:
-        """This rank's blocks of parameters that are ``learning``, by shape and number of steps.
+        """Return this rank's blocks of parameters that are ``learning``, by shape and number of steps.
 
-        They are made anew only where other parameters learn than before.
+        They are made again only if other parameters learn than before.
         """
         if learning in self._stacks:
             return self._stacks[learning]
@@ -437,7 +442,7 @@ class ShampooSteps(torch.optim.Optimizer):
                 like, step = block.parameter, float(self.state[block.parameter][STEP])
                 alike.setdefault((tuple(block.shape), like.dtype, like.device, step), []).append(block)
         made = [Stack(each, self._formula, self.state) for each in alike.values()]  # type: ignore[arg-type]
-        # The former stacks go: only one set of them can own the state that the blocks view.
+        # Drop the former stacks: only one set of stacks can own the state that the blocks view.
         self._stacks = {learning: made}
         return made
 
@@ -457,9 +462,9 @@ class ShampooSteps(torch.optim.Optimizer):
                         dist.send(state[name].contiguous(), 0)
 
     def new_state(self, parameter: Tensor) -> State:
-        """The state of ``parameter`` before its first step, of all its blocks.
+        """Return the state of all blocks of ``parameter`` before its first step.
 
-        Of towers that other ranks train, a rank has no state: ``gather_towers`` fills this one.
+        A rank has no state of towers that other ranks train: ``gather_towers`` fills this one.
         """
         state = {STEP: torch.zeros(())}
         for block in self._blocks:
@@ -472,35 +477,35 @@ class ShampooSteps(torch.optim.Optimizer):
         return {f"{block.number}.{name}": value[0] for name, value in new.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As PyTorch's, but factors and roots stay float64."""
+        """Load the state as PyTorch does, but keep factors and roots in float64."""
         super().load_state_dict(state_dict)
         self._stacks = {}
         for index, state in state_dict["state"].items():
             for name, value in state.items():
-                # PyTorch has cast every tensor to the dtype of its parameter.
+                # PyTorch has cast every tensor to the dtype of its parameter, so restore the original dtype.
                 if isinstance(value, Tensor) and value.dtype == torch.float64:
                     parameter = self._parameters[index]
                     self.state[parameter][name] = value.to(parameter.device, copy=True)
 
 
 class _DirectionExchange:
-    """The ``directions`` of shared blocks, by their ids; a call fills in those that other ranks computed. Collective.
+    """Fills in the ``directions`` of shared blocks, by their ids, that other ranks computed. Calls are collective.
 
     ``dealt``: each rank's blocks.
     """
 
     def __init__(self, dealt: Sequence[Sequence[ParameterBlock]], rank: int) -> None:
         self.directions: Directions = {}
-        # Rank 0 is dealt the costliest block, so it has one wherever there are any.
+        # Rank 0 is dealt the costliest block, so it has a block whenever there are any.
         like = dealt[0][0].parameter if dealt[0] else torch.zeros(())
         room = 0
         for part in dealt:
             room = max(room, sum(block.shape.numel() for block in part))
         self._ranks, self._every = len(dealt), like.new_zeros(len(dealt) * room)
-        # It lies where the all-gather would copy it.
+        # This rank's part lies where the all-gather would copy it.
         self._own = self._every[rank * room : (rank + 1) * room]
         for number, part in enumerate(dealt):
-            # An all-gather takes equal parts, so those of ranks with less are longer than their blocks.
+            # An all-gather takes equal parts, so the part of a rank with fewer values is padded.
             at = number * room
             for block in part:
                 size = block.shape.numel()

@@ -1,4 +1,4 @@
-"""The figures that trackers are told, by one name each, whatever the tracker calls them."""
+"""The figures that trackers receive, with one name each, whatever the tracker calls them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 from pipeline.core import units
 from pipeline.records.result import Result
 
-# Keys of ``metrics.jsonl`` that are no curves.
+# Keys of ``metrics.jsonl`` that are not curves.
 NO_CURVE = frozenset({"step", "steps_total", "eta_seconds", "seconds", "resumed_step", "best_step", "epoch"})
-# Where a figure of the training loop stands; others stand under "train".
+# Full names of figures of the training loop; figures that are not listed go under "train".
 GROUPS = {"validation_ne": "validation/ne", "validation_auc": "validation/auc", "ne_window": "train/ne"}
 EVALUATED = ("ne", "auc", "gauc", "logloss", "calibration", "bayes_ne")
 
 
 def curve_figures(record: Mapping[str, Any]) -> dict[str, float]:
-    """The figures of a record of the training loop, those of further tasks as ``<task>_<figure>``."""
+    """Return the figures of a record of the training loop, those of further tasks as ``<task>_<figure>``."""
     figures = {name: value for name, value in record.items() if name not in NO_CURVE}
     for task, own in (figures.pop("tasks", None) or {}).items():
         for name, value in own.items():
@@ -25,18 +25,18 @@ def curve_figures(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def grouped(name: str) -> str:
-    """``name`` of ``curve_figures`` with the group that a program shows it in."""
+    """Return ``name`` of ``curve_figures`` with the group that a program shows it in."""
     return GROUPS.get(name, f"train/{name}")
 
 
 def final_figures(result: Result) -> dict[str, float]:
-    """NE, AUC, log loss and calibration on the held-out rows; those of further tasks as ``<task>_<figure>``."""
+    """Return NE, AUC, log loss and calibration on held-out rows; those of further tasks as ``<task>_<figure>``."""
     scores = result.eval
     if scores is None:
         return {}
     figures = {name: getattr(scores, name) for name in EVALUATED}
     for task, own in (scores.tasks or {}).items():
-        # Which figures a task has depends on its kind: all numbers in its record count, except that of its rows.
+        # The kind of a task decides which figures it has: all numbers in its record count, except its number of rows.
         for name, value in own.to_json().items():
             if name not in ("kind", "samples"):
                 figures[f"{task}_{name}"] = value
@@ -44,7 +44,7 @@ def final_figures(result: Result) -> dict[str, float]:
 
 
 def _known(figures: Mapping[str, Any]) -> dict[str, float]:
-    # Neither charts nor JSON can have nan: a figure that is not known, such as GAUC without groups, is left out.
+    # Neither charts nor JSON can hold nan, so unknown figures, such as GAUC without groups, are left out.
     known = {}
     for name, value in figures.items():
         if units.known(value):

@@ -26,26 +26,26 @@ if TYPE_CHECKING:
     from pipeline.store.artifacts import Store
 
 Point = tuple[str, int]  # a metric and a step
-# MLflow's limits: entries of one call, and characters of a value.
+# Limits of MLflow: entries of one call, and characters of a value.
 MAX_METRICS, MAX_PARAMS = 1000, 100
 MAX_PARAM_LENGTH, MAX_TAG_LENGTH = 500, 5000
 MAX_SEARCH_RESULTS = 100
 ALIAS = "serving"
 URL = re.compile(r"[a-z][a-z0-9+.-]*://")
-# A resumed training repeats these figures exactly; all others are times and rates.
+# Figures that a resumed training repeats exactly; all others are times and rates.
 EXACT = re.compile(r"(eval|validation)/|train/(\w+_)?(ne|loss)$")
 NIGHT = ("date", "outcome", "exit_code", "message", "version", "incumbent", "ne", "incumbent_ne", "rows")
-# Where things lie and how they are started: not what a model is made of.
+# Settings that say where things lie and how they are started, not what a model is made of.
 NO_PARAM = ("track.", "launch.", "schedule.", "debug.", "store", "run", "force", "nightly.")
 
 
 def server_of(track: TrackConfig) -> MlflowServer:
-    """The server of the settings."""
+    """Return the MLflow server of the settings."""
     return MlflowServer(str(track.mlflow.uri), track.mlflow.login_file)
 
 
 def tags_of(tags: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Tags as MLflow takes them; None is left out."""
+    """Convert tags to MLflow's form; None is left out."""
     made = []
     for name, value in tags.items():
         if value is not None:
@@ -55,8 +55,8 @@ def tags_of(tags: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def experiment_id(server: MlflowServer, name: str) -> str:
-    """The experiment of ``name``, made where there is none."""
-    # Tried twice: another launcher may create it between our two requests.
+    """Return the id of the experiment ``name``, which is created if there is none."""
+    # Try twice, since another launcher may create it between our two requests.
     for _ in range(2):
         try:
             return str(server.get("experiments/get-by-name", experiment_name=name)["experiment"]["experiment_id"])
@@ -72,7 +72,7 @@ def experiment_id(server: MlflowServer, name: str) -> str:
 
 
 def find_run(server: MlflowServer, experiment: str, store: str, run: str) -> dict[str, Any] | None:
-    """The newest run of MLflow that stands for ``run`` of ``store``."""
+    """Return the newest run of MLflow that stands for ``run`` of ``store``."""
     wanted = {"nightjar.run": run[:MAX_TAG_LENGTH], "nightjar.store": store[:MAX_TAG_LENGTH]}
     conditions = []
     for name, value in wanted.items():
@@ -87,7 +87,7 @@ def find_run(server: MlflowServer, experiment: str, store: str, run: str) -> dic
         order_by=["attributes.start_time DESC"],
     )
     candidates: list[dict[str, Any]] = answer.get("runs", [])
-    # A value that no quotes can hold is not in the filter, so the tags are compared here once more.
+    # The filter leaves out values that no quotes can hold, so compare the tags here as well.
     for candidate in candidates:
         if wanted.items() <= _tags(candidate["data"]).items():
             return candidate
@@ -99,7 +99,7 @@ def _tags(entry: Mapping[str, Any]) -> dict[str, str]:
 
 
 class _MlflowRun(RunTracking):
-    """One run. ``id`` is None until the server has been asked, and again after any trouble."""
+    """One run. ``id`` is None until the server has been asked, and again after an error."""
 
     def __init__(self, track: TrackConfig, store: str, run: str, model: str) -> None:
         self.server, self.experiment = server_of(track), track.mlflow.experiment or model
@@ -107,7 +107,7 @@ class _MlflowRun(RunTracking):
         # What the server has is read once, and remembered as long as no call fails.
         self.id: str | None = None
         self.points: dict[Point, float] = {}  # on the server
-        self.params: dict[str, str] = {}  # there, too
+        self.params: dict[str, str] = {}  # on the server as well
         self.curves: dict[Point, float] = {}
         self.times: dict[int, int] = {}  # by step, in milliseconds
         self.running = False
@@ -123,7 +123,7 @@ class _MlflowRun(RunTracking):
             step = int(record["step"])
             for name, value in curve_figures(record).items():
                 self.curves[grouped(name), step] = value
-            # Records have no clock of their own: the time is counted back by the seconds that training counts.
+            # Records have no clock time, so it is computed back from now by the seconds that training counts.
             ago = max(0.0, last_seconds - (record.get("seconds") or last_seconds))
             self.times.setdefault(step, int(now - 1000 * ago))
         with self._forget_id_on_error():
@@ -158,7 +158,7 @@ class _MlflowRun(RunTracking):
 
     @contextmanager
     def _forget_id_on_error(self) -> Iterator[None]:
-        # Where a call fails, nobody knows what the server has: without the id it is asked the next time.
+        # After a failed call the server's state is unknown. Without the id, it is read again the next time.
         try:
             yield
         except BaseException:
@@ -168,7 +168,7 @@ class _MlflowRun(RunTracking):
     def _send_missing(self, points: Mapping[Point, float], params: Mapping[str, str]) -> None:
         if self.id is None:
             self._load_run()
-        # MLflow cannot take back a point or a parameter: another training of this name needs a new run.
+        # MLflow cannot take back a point or a parameter, so another training of this name needs a new run.
         if self.id is not None and self._contradicts(points, params):
             self.server.post("runs/delete", run_id=self.id)
             self.id = None
@@ -192,7 +192,7 @@ class _MlflowRun(RunTracking):
         self.params |= params
 
     def _load_run(self) -> None:
-        """Load the run of an earlier launcher, with all that was sent of it."""
+        """Load the run of an earlier launcher, with everything that was sent about it."""
         run = find_run(self.server, experiment_id(self.server, self.experiment), self.store, self.run)
         if run is None:
             return
@@ -258,7 +258,7 @@ def _move_alias(server: MlflowServer, name: str, entry: Mapping[str, Any]) -> No
     try:
         current = server.get("registered-models/alias", name=name, alias=ALIAS)["model_version"]["version"]
     except MlflowError as error:
-        # MLflow answers with one or the other where nobody has set the alias.
+        # MLflow answers with either code if nobody has set the alias.
         if error.code not in (MISSING, "INVALID_PARAMETER_VALUE"):
             raise
         current = None
@@ -281,14 +281,14 @@ class _Mlflow(Tracker):
         return _MlflowRun(track, store.url, run, model)
 
     def serving(self, track: TrackConfig, store: Store, served: Served) -> None:
-        """Entries of the registry with the alias of the one that serves, each with the run that made it."""
+        """Write the registry's entries, each with the run that made it, and set the alias of the serving one."""
         server = server_of(track)
         experiment = experiment_id(server, track.mlflow.experiment or served.model)
         name = track.mlflow.registry or served.model
         try:
             server.post("registered-models/create", name=name, tags=[{"key": "nightjar.model", "value": served.model}])
         except MlflowError as error:
-            # All versions of a model share one entry, so from the second one on it is there.
+            # All versions of a model share one entry, which exists from the second version on.
             if error.code != EXISTS:
                 raise
         entries: dict[str, dict[str, Any]] = {}
@@ -325,7 +325,7 @@ class _Mlflow(Tracker):
             _move_alias(server, name, alias_entry)
 
     def night(self, track: TrackConfig, store: Store, record: NightRecord) -> None:
-        """Tags of the night's run, which is made where the night failed before it."""
+        """Write the tags of the night's run, which is created if the night failed before its run."""
         server = server_of(track)
         experiment = experiment_id(server, track.mlflow.experiment or record.model)
         tags = {f"nightjar.night.{name}": getattr(record, name) for name in NIGHT}

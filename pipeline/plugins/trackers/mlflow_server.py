@@ -27,8 +27,8 @@ class MlflowError(LaunchError):
 
 
 def quoted(value: str) -> str:
-    """Put ``value`` in quotes for a filter of MLflow; "" where it has quotes of both kinds."""
-    # The filters know no escapes.
+    """Put ``value`` in quotes for a filter of MLflow; "" if it has quotes of both kinds."""
+    # MLflow's filters have no escapes.
     if "'" not in value:
         return f"'{value}'"
     if '"' not in value:
@@ -37,12 +37,12 @@ def quoted(value: str) -> str:
 
 
 class _OwnLogin(urllib.request.HTTPRedirectHandler):
-    """Follows redirections; the login goes to the server it is for, and is not sent unencrypted for once."""
+    """Follows redirections, but sends the login only to its own server and never unencrypted."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
     ) -> urllib.request.Request | None:
-        """The request that follows."""
+        """Return the request to follow, without the login if it leads elsewhere."""
         # urllib sends all headers along, the login among them, wherever the redirection leads.
         request = super().redirect_request(req, fp, code, msg, headers, newurl)
         old, new = urllib.parse.urlsplit(req.full_url), urllib.parse.urlsplit(newurl)
@@ -54,21 +54,21 @@ class _OwnLogin(urllib.request.HTTPRedirectHandler):
 
 
 class MlflowServer:
-    """The server at ``uri``. ``login``: a file with ``user:password`` or a bearer token; None: it asks for none."""
+    """The server at ``uri``. ``login``: a file with ``user:password`` or a bearer token; None: no login."""
 
     def __init__(self, uri: str, login: str | None = None) -> None:
         self.uri, self.login = uri.rstrip("/"), login
 
     def post(self, path: str, **fields: Any) -> dict[str, Any]:
-        """The answer to ``fields``, those left out that are None."""
+        """Post ``fields``, without those that are None, and return the answer."""
         return self._ask("POST", path, fields)
 
     def get(self, path: str, **fields: Any) -> dict[str, Any]:
-        """The answer to a question, those ``fields`` left out that are None."""
+        """Get ``path`` with ``fields``, without those that are None, and return the answer."""
         return self._ask("GET", path, fields)
 
     def pages(self, path: str, entries: str, **fields: Any) -> Iterator[dict[str, Any]]:
-        """The ``entries`` of all pages of a question."""
+        """Yield the ``entries`` of all pages of a query."""
         token: str | None = None
         while True:
             answer = self.get(path, page_token=token, **fields)
@@ -94,7 +94,7 @@ class MlflowServer:
                 refusal = json.loads(error.read())
                 message, code = str(refusal.get("message", "")), str(refusal.get("error_code", ""))
             except (ValueError, AttributeError, OSError):
-                # A proxy before MLflow answers with a page of its own.
+                # A proxy in front of MLflow answers with its own page.
                 message, code = str(error.reason), ""
             first_line = error.reason
             if message:
@@ -105,7 +105,7 @@ class MlflowServer:
         headers = {"Content-Type": "application/json", "User-Agent": "nightjar"}
         if self.login is None:
             return headers
-        # Read for each call, since a token may be renewed during a training.
+        # Read the file for each call, since a token may be renewed during a training.
         try:
             secret = Path(self.login).read_text().strip()
         except OSError as error:

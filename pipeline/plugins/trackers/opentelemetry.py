@@ -44,7 +44,7 @@ class SpanData:
 
 
 def run_piece(result: Result, store: str, model: str) -> SpanData:
-    """The span of a run, over those of its stages."""
+    """Return the span of a run, over those of its stages."""
     stages = []
     for name, stage in result.stages.items():
         # A stage without a start was not run.
@@ -73,7 +73,7 @@ def run_piece(result: Result, store: str, model: str) -> SpanData:
 
 
 def night_piece(record: NightRecord) -> SpanData:
-    """The span of a night; the run of the night adds its own spans below it."""
+    """Return the span of a night; the run of the night adds its own spans below it."""
     end = record.finished or time.time()
     begin = record.started or end
     names = ("date", "run", "outcome", "exit_code", "verdict", "version", "incumbent", "ne", "incumbent_ne", "rows")
@@ -113,7 +113,7 @@ def _exit_code(error: ErrorPart | None) -> int:
 
 
 def _amounts(stage: str, result: Result) -> dict[str, Any]:
-    """How much the stage did."""
+    """Return the amounts that the stage processed."""
     if stage == "ingest" and result.ingest is not None:
         part = result.ingest
         return {"nightjar.rows": part.rows, "nightjar.rows_quarantined": part.rows_quarantined}
@@ -135,7 +135,7 @@ def send(endpoint: str, model: str, piece: SpanData, trace: str, parent: str | N
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import SpanExportResult
 
-    # The exporter uses the address as given, but users give that of the collector, as in OTEL_EXPORTER_OTLP_ENDPOINT.
+    # The exporter uses the address as given, but users give the collector's address, as in OTEL_EXPORTER_OTLP_ENDPOINT.
     url = endpoint.rstrip("/")
     if not url.endswith("/v1/traces"):
         url = f"{url}/v1/traces"
@@ -149,13 +149,13 @@ def send(endpoint: str, model: str, piece: SpanData, trace: str, parent: str | N
 
 
 def spans(piece: SpanData, model: str, trace: str, parent: str | None) -> Iterator[ReadableSpan]:
-    """The span of ``piece`` and those below it."""
+    """Yield the span of ``piece`` and those below it."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import Event, ReadableSpan
     from opentelemetry.trace import SpanKind
     from opentelemetry.trace.status import Status, StatusCode
 
-    # Made without a tracer, which would draw random ids and take the present for the time.
+    # Make the span without a tracer, which would draw random ids and use the current time.
     own = seed(trace, parent, piece)
     events, status = [], Status(StatusCode.OK)
     if piece.error is not None:
@@ -184,7 +184,7 @@ def spans(piece: SpanData, model: str, trace: str, parent: str | None) -> Iterat
 
 
 def seed(trace: str, parent: str | None, piece: SpanData) -> str:
-    """What the id of a span is made of."""
+    """Return the text that a span's id is made of."""
     return f"{trace}|{parent}|{piece.name}|{piece.begin}"
 
 
@@ -211,10 +211,10 @@ class _Trace(RunTracking):
         self.endpoint, self.store, self.run, self.model = endpoint, store, run, model
 
     def records(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Spans are sent when they are over."""
+        """Do nothing: spans are sent when they are over."""
 
     def ended(self, result: Result, settings: Mapping[str, Any]) -> None:
-        """Send the spans of the run, below that of its night where one goes on."""
+        """Send the spans of the run, below that of its night if one is running."""
         piece = run_piece(result, self.store.url, self.model)
         trace, parent = f"{self.store.url}|{self.run}|{piece.begin}", None
         path = f"{run_directory(self.run)}/{NIGHT}"
@@ -244,7 +244,7 @@ class _OpenTelemetry(Tracker):
         return _Trace(str(track.opentelemetry.endpoint), store, run, model)
 
     def night(self, track: TrackConfig, store: Store, record: NightRecord) -> None:
-        """The span of a night, above the spans of its run."""
+        """Send the span of a night, above the spans of its run."""
         send(str(track.opentelemetry.endpoint), record.model, night_piece(record), _night_trace(store, record))
 
 

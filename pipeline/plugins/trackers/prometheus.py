@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Labelled = dict[tuple[tuple[str, str], ...], float]
 PUSH_SECONDS = 10.0
-# Gauges by the record's key; ratios and seconds are named as Prometheus wants them.
+# Names of gauges by the record's key; ratios and seconds follow Prometheus' naming rules.
 RENAMED = {
     "ne_window": "ne",
     "samples_per_s": "samples_per_second",
@@ -49,7 +49,7 @@ class _Gauges:
 
         registry = CollectorRegistry()
         for name, labelled in self.values.items():
-            # All values of a gauge have the same label names, so the first one tells them.
+            # All values of a gauge have the same label names, so take those of the first value.
             names = [label for label, _ in next(iter(labelled))]
             text = HELP.get(name.removeprefix("nightjar_"), name.replace("_", " "))
             gauge = Gauge(name, text, names, registry=registry)
@@ -68,18 +68,18 @@ class _RunMetrics(RunTracking):
         self.gauges, self.run = gauges, run
 
     def records(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """The newest record."""
+        """Write the figures of the newest record."""
         if not records:
             return
         last = records[-1]
-        # No curves, so ``curve_figures`` lacks them, but a dashboard of a run shows how far it is.
+        # These figures are not curves, so ``curve_figures`` lacks them, but they show on a dashboard how far a run is.
         figures = {name: last.get(name) for name in ("step", "steps_total", "eta_seconds")}
         for name, value in {**figures, **curve_figures(last)}.items():
             self.gauges.set(f"training_{RENAMED.get(name, name)}", value)
         self.gauges.write()
 
     def ended(self, result: Result, settings: Mapping[str, Any]) -> None:
-        """The figures of the run, and the seconds of its stages."""
+        """Write the figures of the run, and the seconds of its stages."""
         for name, value in final_figures(result).items():
             self.gauges.set(f"eval_{name}", value)
         for name, stage in result.stages.items():
@@ -115,7 +115,7 @@ class _Prometheus(Tracker):
 
     def night(self, track: TrackConfig, store: Store, record: NightRecord) -> None:
         gauges = _Gauges(track, record.model, "night")
-        # Prometheus has no strings: each outcome is a gauge of 0 or 1, and at most one of them is 1.
+        # Prometheus has no strings, so each outcome is a gauge of 0 or 1, and at most one of them is 1.
         for outcome in (PUBLISHED, HELD, FAILED):
             gauges.set("night_outcome", float(record.outcome == outcome), outcome=outcome)
         day = datetime.fromisoformat(record.date).replace(tzinfo=UTC)

@@ -29,17 +29,17 @@ class _EventFile(RunTracking):
         self.written: dict[int, Mapping[str, Any]] = {}
         self.content = b""
         self._begun, self._size = False, 0
-        self._last = 0  # the step that the file ends with
+        self._last = 0  # the last step in the file
 
     def records(self, records: Sequence[Mapping[str, Any]]) -> None:
-        """Write those that are new."""
+        """Write the records that are new."""
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         # A resumed training repeats steps with other times, so a record that differs from the written one is new.
         new_records = [record for record in records if self.written.get(record["step"]) != record]
         events: list[Any] = []
         if new_records and new_records[0]["step"] <= self._last:
-            # A start of a session makes TensorBoard forget this step and what is after it.
+            # A session start makes TensorBoard forget this step and all later ones.
             session_log = SessionLog(status=SessionLog.START)
             events.append(Event(wall_time=time.time(), step=new_records[0]["step"], session_log=session_log))
         for record in new_records:
@@ -86,14 +86,14 @@ class _EventFile(RunTracking):
             writer.write(event.SerializeToString())
         fresh = sink.getvalue()
         if self.store.is_local and self._begun:
-            # TensorBoard keeps the file open, so it is not replaced. Seeking, in place of appending, writes over what
-            # a full disk cut short, which TensorBoard could not read past.
+            # TensorBoard keeps the file open, so do not replace it. Seek instead of appending, to overwrite what a full
+            # disk cut short: TensorBoard could not read past it.
             with self.store.fs.open(self.store.full(self.path), "r+b") as file:
                 file.seek(self._size)
                 file.write(fresh)
         else:
             self.store.write_bytes(self.path, self.content + fresh)
-        # Objects can only be replaced as a whole, so all that was written is kept for the next write.
+        # Objects can only be replaced as a whole, so keep all that was written for the next write.
         if not self.store.is_local:
             self.content += fresh
         self._begun, self._size = True, self._size + len(fresh)
@@ -124,7 +124,7 @@ def _session(settings: Mapping[str, Any], status: str) -> list[Any]:
 
     start = plugin_data_pb2.SessionStartInfo(start_time_secs=time.time())
     for name, value in settings.items():
-        # bool comes first, since isinstance(True, int) holds.
+        # Check bool first, since isinstance(True, int) holds.
         if isinstance(value, bool):
             start.hparams[name].bool_value = value
         elif isinstance(value, int | float):

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
     from optuna.trial import FrozenTrial
 
-FAR = 2**62  # samples: no trial gets there
-_RUNGS = "completed_rung_"  # what Optuna's successive halving calls a trial's value at a rung
+FAR = 2**62  # samples that no trial reaches
+_RUNGS = "completed_rung_"  # Optuna's successive halving stores a trial's value at a rung under this name
 _SEEDS = 2**32
 
 
 def optuna() -> ModuleType:
-    """Optuna, which says only what is wrong. ConfigError where it is not installed."""
+    """Import Optuna, which then logs only problems; ConfigError if it is not installed."""
     try:
         import optuna as module
     except ImportError:
@@ -37,7 +37,8 @@ def optuna() -> ModuleType:
         ) from None
     module.logging.set_verbosity(module.logging.WARNING)
     warnings.filterwarnings("ignore", category=module.exceptions.ExperimentalWarning)
-    warnings.filterwarnings("ignore", message="Target and region quantiles select the same")  # few finished trials
+    # Optuna warns with few finished trials.
+    warnings.filterwarnings("ignore", message="Target and region quantiles select the same")
     return module
 
 
@@ -48,14 +49,14 @@ def proposal(
     number: int,
     earlier: Sequence[TrialRecord] = (),
 ) -> dict[str, Any]:
-    """The settings of trial ``number``. ``earlier``: trials of another study that inform it."""
+    """Return the settings of trial ``number``. ``earlier``: trials of another study that inform it."""
     module = optuna()
     kinds: dict[str, Any] = {"tpe": module.samplers.TPESampler, "random": module.samplers.RandomSampler}
-    # A seed of its own for each number: the sampler is made anew for every trial, and would draw the same again.
+    # Use another seed for each number: the sampler is made anew for every trial, and would draw the same values again.
     sampler = kinds[config.sampler](seed=(config.seed * 1_000_003 + number) % _SEEDS)
     study = module.create_study(sampler=sampler)
     for trial in [*earlier, *trials]:
-        # The study of a warm start may have searched a wider space. Optuna refuses a value that lies outside.
+        # The study of a warm start may have searched a wider space, and Optuna refuses values outside this one.
         if all(held(dimension, trial.parameters.get(key)) is not None for key, dimension in space.items()):
             study.add_trial(_frozen(module, trial, space))
     asked = study.ask(_distributions(module, space)).params
@@ -70,9 +71,9 @@ def decided(
     rows: int,
     samples_total: int,
 ) -> tuple[bool, TrialRecord]:
-    """Whether trial ``number`` ends after its last look, and its record with the rungs that it has reached.
+    """Return whether trial ``number`` ends after its last look, and its record with the rungs that it has reached.
 
-    ``rows``: of an epoch; ``samples_total``: of the longest training.
+    ``rows``: the rows of an epoch; ``samples_total``: the samples of the longest training.
     """
     module = optuna()
     pruner = _pruner(module, config, rows, samples_total)
@@ -85,7 +86,7 @@ def decided(
         numbers.append(trial.number)
     at = numbers.index(number)
     ends = bool(pruner.prune(study, study.get_trials(deepcopy=False)[at]))
-    # The pruner notes the rungs that it has judged in this study, which is thrown away: they are kept in the record.
+    # The pruner notes the rungs that it has judged in this study, which is discarded, so the record keeps them.
     rungs = {}
     for key, value in study.get_trials()[at].system_attrs.items():
         if key.startswith(_RUNGS):
@@ -95,11 +96,11 @@ def decided(
 
 
 def next_rung(config: TuneConfig, rows: int, samples: int) -> int:
-    """The samples of the first rung beyond ``samples``; ``FAR`` where nothing ends trials early."""
+    """Return the samples of the first rung beyond ``samples``; ``FAR`` where nothing ends trials early."""
     if config.pruner == "none":
         return FAR
-    # Successive halving decides at the first rung times the powers of the factor. Between two rungs it would decide
-    # nothing, so the trial need not wait for an answer.
+    # Successive halving decides at the first rung times the powers of the factor. It decides nothing between two rungs,
+    # so the trial need not wait for an answer there.
     rung = first_rung(config, rows)
     while rung <= samples:
         rung *= config.reduction
@@ -107,14 +108,14 @@ def next_rung(config: TuneConfig, rows: int, samples: int) -> int:
 
 
 def first_rung(config: TuneConfig, rows: int) -> int:
-    """Samples that every trial trains."""
+    """Return the samples that every trial trains."""
     return max(1, math.floor(config.min_epochs * rows))
 
 
 def importance(space: Mapping[str, Dimension], trials: Sequence[TrialRecord]) -> dict[str, float] | None:
-    """How much each setting decides whether a trial is among the best (PED-ANOVA, IJCAI 2023): shares that sum to 1.
+    """Return the share by which each setting decides whether a trial is among the best (PED-ANOVA, IJCAI 2023).
 
-    None with fewer than two finished trials.
+    Shares sum to 1. None with fewer than two finished trials.
     """
     finished = [each for each in trials if each.state == DONE and each.ne is not None]
     if len(finished) < 2:
@@ -123,7 +124,7 @@ def importance(space: Mapping[str, Dimension], trials: Sequence[TrialRecord]) ->
     study = module.create_study()
     for trial in finished:
         study.add_trial(_frozen(module, trial, space))
-    # The share of the trials that count as the best: five of them, but a tenth at least and half at most.
+    # The share of the trials that count as the best: five of them, but at least a tenth and at most half.
     quantile = max(0.1, min(0.5, 5 / len(finished)))
     evaluator = module.importance.PedAnovaImportanceEvaluator(target_quantile=quantile)
     shares = module.importance.get_param_importances(study, evaluator=evaluator)
@@ -131,12 +132,12 @@ def importance(space: Mapping[str, Dimension], trials: Sequence[TrialRecord]) ->
 
 
 def _pruner(module: ModuleType, config: TuneConfig, rows: int, samples_total: int) -> Any:
-    # Optuna's resources are samples here, as are the steps of intermediate values.
+    # Optuna's resources and the steps of its intermediate values are samples here.
     first = first_rung(config, rows)
     if config.pruner == "asha":
         return module.pruners.SuccessiveHalvingPruner(min_resource=first, reduction_factor=config.reduction)
     if config.pruner == "hyperband":
-        # With a longest training that is shorter than the first rung Hyperband would have no bracket, and divide by 0.
+        # If the longest training were shorter than the first rung, Hyperband would have no bracket and divide by 0.
         most = max(samples_total, first)
         return module.pruners.HyperbandPruner(min_resource=first, max_resource=most, reduction_factor=config.reduction)
     return module.pruners.NopPruner()
@@ -153,7 +154,7 @@ def _frozen(module: ModuleType, trial: TrialRecord, space: Mapping[str, Dimensio
         params={key: trial.parameters[key] for key in space},
         distributions=_distributions(module, space),
         system_attrs={f"{_RUNGS}{rung}": value for rung, value in rungs.items()},
-        # By samples, not steps: trials may differ in their batch, and a rung is the same amount of data for all.
+        # Use samples, not steps: trials may differ in their batch, and a rung is the same amount of data for all.
         intermediate_values={look.samples: look.ne for look in trial.looks},
     )
     return frozen

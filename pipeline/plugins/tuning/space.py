@@ -13,16 +13,16 @@ from pipeline.config.compose.overrides import parse
 from pipeline.core.errors import ConfigError
 from pipeline.records.study import Dimension
 
-DIGITS = 4  # significant ones of a number that is drawn: settings that people read
+DIGITS = 4  # significant digits of a drawn number, since people read these settings
 EXAMPLE = "'train.lr=tag(log, interval(1e-4,1e-1))' 'model=choice(dcnv2,dhen)'"
-# Settings of the study, and of where its runs are: one value for all trials.
+# Settings of the study and of the place of its runs, which have one value for all trials.
 _COMMON = ("run", "store", "stages", "force", "tune", "launch", "experiment")
 
 
 def split(overrides: Sequence[str]) -> tuple[list[str], dict[str, Dimension]]:
-    """The overrides that all trials share, and the dimensions by setting.
+    """Return the overrides that all trials share, and the dimensions by setting.
 
-    ConfigError where nothing is searched, or for a sweep that is no range and no list of values.
+    ConfigError if nothing is searched, or for a sweep that is neither a range nor a list of values.
     """
     shared, space = list[str](), dict[str, Dimension]()
     for override in parse(overrides):
@@ -42,7 +42,8 @@ def split(overrides: Sequence[str]) -> tuple[list[str], dict[str, Dimension]]:
         elif isinstance(sweep, RangeSweep):
             space[key] = _range(override, sweep)
         elif isinstance(sweep, ChoiceSweep):
-            # Each value once, in the order written: to Optuna a choice that is listed twice would be two.
+            # Keep each value once, in the order written: Optuna would take a choice that is listed twice for two
+            # choices.
             choices = tuple(dict.fromkeys(map(str, override.sweep_string_iterator())))
             space[key] = Dimension(kind="choice", choices=choices)
         else:
@@ -77,7 +78,7 @@ def _range(override: Override, sweep: RangeSweep) -> Dimension:
     start: Any = sweep.start
     whole = isinstance(start, int) and isinstance(sweep.stop, int) and isinstance(sweep.step, int)
     kind = "int" if whole else "float"
-    # A range ends before its stop, so its last value is counted from the start. A falling range is turned around.
+    # A range ends before its stop, so its last value is computed from the start. A falling range is turned around.
     low, high = sorted((float(start), _at(start, sweep.step, count - 1)))
     _check_ends(override, low, high, log="log" in sweep.tags)
     if "log" in sweep.tags:
@@ -86,7 +87,7 @@ def _range(override: Override, sweep: RangeSweep) -> Dimension:
 
 
 def _at(start: float, step: float, place: int) -> float:
-    """The value of a range at ``place``, in decimals, as Optuna counts its steps: 0.9 is three steps of 0.3 from 0."""
+    """Return the value of a range at ``place``, in decimals, as Optuna counts steps: 0.9 is three steps of 0.3."""
     return float(Decimal(str(start)) + place * Decimal(str(step)))
 
 
@@ -103,7 +104,7 @@ def _check_ends(override: Override, low: float, high: float, *, log: bool) -> No
 
 
 def rounded(dimension: Dimension, value: Any) -> Any:
-    """``value`` with few digits, in the range and on the steps of ``dimension``; whole numbers, choices as they are."""
+    """Round ``value`` to few digits within the range and steps of ``dimension``; whole numbers and choices stay."""
     if dimension.kind == "choice":
         return str(value)
     if dimension.kind == "int":
@@ -111,20 +112,20 @@ def rounded(dimension: Dimension, value: Any) -> Any:
     assert dimension.low is not None and dimension.high is not None
     if dimension.step:
         return _at(dimension.low, dimension.step, round((value - dimension.low) / dimension.step))
-    # Rounding may leave the range by half of the last digit.
+    # Rounding may exceed the range by half of the last digit.
     return min(max(float(f"{value:.{DIGITS}g}"), dimension.low), dimension.high)
 
 
 def held(dimension: Dimension, value: Any) -> Any | None:
-    """``value`` as a parameter of ``dimension``; None where it lies outside."""
+    """Return ``value`` as a parameter of ``dimension``; None if it lies outside."""
     if dimension.kind == "choice":
         text = str(value)
         for choice in dimension.choices or ():
-            # Not only as texts: to Hydra ``True`` is ``true``, and ``0`` is ``0.0``.
+            # Compare values as well as text: to Hydra ``True`` is ``true``, and ``0`` is ``0.0``.
             if choice == text or _meant(choice) == _meant(text):
                 return choice
         return None
-    # isinstance(True, int) holds, but True is no number of a range.
+    # isinstance(True, int) holds, but True is not a number of a range.
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     low, high, step = dimension.low or 0.0, dimension.high or 0.0, dimension.step
@@ -137,7 +138,7 @@ def held(dimension: Dimension, value: Any) -> Any | None:
 
 @cache
 def _meant(value: str) -> Any:
-    """What ``value`` of an override means; the text itself where it is none."""
+    """Parse ``value`` of an override; return the text itself if it does not parse."""
     try:
         return parse([f"x={value}"])[0].value()
     except ConfigError:
@@ -145,7 +146,7 @@ def _meant(value: str) -> Any:
 
 
 def edges(space: Mapping[str, Dimension]) -> Iterator[list[str]]:
-    """Overrides to compose before a study starts: every choice and both ends of every range, one at a time."""
+    """Yield overrides to compose before a study starts: every choice and both ends of every range, one at a time."""
     for key, dimension in space.items():
         ends = dimension.choices or [rounded(dimension, end) for end in (dimension.low, dimension.high)]
         for value in ends:

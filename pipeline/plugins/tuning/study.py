@@ -26,7 +26,7 @@ from pipeline.store.artifacts import Store
 
 PAGE, BEST = "report.html", "best.yaml"
 OWN = ("run", "tune", "launch", "store", "stages", "track")  # groups whose settings may change while a study lasts
-OF_NIGHTS = ("nightly", "schedule")  # trials do not read them, and the webhook may be a secret
+OF_NIGHTS = ("nightly", "schedule")  # trials do not read these groups, and the webhook may be a secret
 Progress = Callable[[int, int], None]
 log = logging.getLogger(__name__)
 
@@ -34,11 +34,11 @@ log = logging.getLogger(__name__)
 def tune(
     overrides: Sequence[str], config_dir: str | None = None, progress: Progress = lambda done, total: None
 ) -> tuple[Store, StudyShown]:
-    """Begin the study that ``overrides`` describe, or continue it. ``progress``: told of ended trials and of all.
-    Returns its store and what there is to show.
+    """Begin or continue the study that ``overrides`` describe. ``progress`` gets the ended trials and all trials.
+    Returns its store and its results.
 
-    Raises ConfigError for a setting or a range that is wrong, and where the study of this name is another one;
-    LaunchError where another tuner has it; the error of the trials where none of them succeeded.
+    Raises ConfigError for a setting or a range that is wrong, or if the study of this name is another one;
+    LaunchError if another tuner has it; the error of the trials if none of them succeeded.
     """
     optuna()
     given_overrides = []
@@ -56,7 +56,7 @@ def tune(
         log.info("study %s: %s (store %s)", study, ", ".join(space), config.store)
 
         def settled(trials: list[TrialRecord]) -> None:
-            # A study that goes on with a lower tune.trials may have more trials than that.
+            # A study that goes on with a lower tune.trials may already have more trials.
             progress(sum(each.state != TRYING for each in trials), max(len(trials), config.tune.trials))
             page = study_page(study_store.shown(store, study))
             store.write_bytes(f"{study_directory(study)}/{PAGE}", page.encode())
@@ -68,7 +68,7 @@ def tune(
         _write_best(store, shown, config_dir)
     failed = [each for each in trials if each.state == BROKEN]
     if failed and len(failed) == len(trials):
-        # An error of the same class as the first trial's, so that the command ends with the same exit code.
+        # Raise an error of the same class as the first trial's, so that the command ends with the same exit code.
         kind: type[NightjarError] = NightjarError
         for each in NightjarError.__subclasses__():
             if each.exit_code == failed[0].exit_code:
@@ -82,7 +82,7 @@ def tune(
 
 
 def _write_best(store: Store, shown: StudyShown, config_dir: str | None) -> None:
-    """Write ``best.yaml``, where a trial is done and an experiment can say what it ran with."""
+    """Write ``best.yaml`` if a trial is done and an experiment can say what it ran with."""
     if shown.best_trial is None:
         return
     try:
@@ -95,7 +95,7 @@ def _write_best(store: Store, shown: StudyShown, config_dir: str | None) -> None
 
 
 def best_file(study: StudyRecord, trial: TrialRecord, config_dir: str | None = None) -> str:
-    """An experiment that makes the run of ``trial`` again, with the same figures."""
+    """Return an experiment that reproduces the run of ``trial`` with the same figures."""
     about = (
         f"Trial {trial.number} of study {study.study}: validation NE {trial.ne:.5f}.",
         "  nightjar run experiment=<name of this file>     from my/experiment/<name>.yaml",
@@ -105,7 +105,7 @@ def best_file(study: StudyRecord, trial: TrialRecord, config_dir: str | None = N
 
 
 def _checked(shared: Sequence[str], space: dict[str, Dimension], config_dir: str | None) -> Config:
-    """The configuration that all trials share, after every choice and both ends of every range were composed."""
+    """Return the configuration that all trials share, after composing every choice and both ends of every range."""
     config = compose(shared, config_dir)
     study = config.tune.study or config.data.name
     config = dataclasses.replace(config, tune=dataclasses.replace(config.tune, study=study))
@@ -130,20 +130,21 @@ def _checked(shared: Sequence[str], space: dict[str, Dimension], config_dir: str
         raise ConfigError(f"tune.trial={config.tune.trial} is set, which only a study does", hint="leave it out")
     if config.force:
         raise ConfigError("force=true would begin the trials of a study again", hint="study=<another name>")
-    # A value that no run accepts is found now, not hours later by the one trial that happens to draw it.
+    # Compose with the ends of the space, so that a value that no run accepts is found now, not hours later by the one
+    # trial that draws it.
     for ends in edges(space):
         compose([*shared, *ends], config_dir)
     return config
 
 
 def _begun(config: Config, store: Store, shared: Sequence[str], space: dict[str, Dimension]) -> StudyRecord:
-    """The record of the study, written if it begins. ConfigError where the one in the store has other settings."""
+    """Return the record of the study, and write it if it begins; ConfigError if the stored one has other settings."""
     study = str(config.tune.study)
     recorded, _ = split_recorded(shared)
     alone = config.tune.parallel == 1 or config.train.threads_per_rank is not None
     if not alone and config.launch.name == "local" and config.hardware.device == "cpu":
-        # Several trials share the CPUs of this machine, and the user has not said how. The number of threads goes into
-        # the study's record, so that a later call with another tune.parallel keeps it: sums of floats depend on it.
+        # Several trials share the CPUs of this machine, and the user has not said how. The study records the number of
+        # threads, so that a later call with another tune.parallel keeps it: sums of floats depend on it.
         threads = max(1, available_cpus() // (config.tune.parallel * config.machine_ranks))
         recorded.append(f"train.threads_per_rank={threads}")
     record = StudyRecord(
@@ -162,7 +163,7 @@ def _begun(config: Config, store: Store, shared: Sequence[str], space: dict[str,
     for key in {**known.space, **space}:
         if known.space.get(key) != space.get(key):
             raise ConfigError(f"study {study!r} searches {key} over another space than these overrides", hint=hint)
-    # A new release has new settings, at their defaults: only those that both know are compared.
+    # A new release has new settings, at their defaults, so compare only those that both records have.
     for key in known.settings.keys() & record.settings.keys():
         former, now = known.settings[key], record.settings[key]
         if former != now:
@@ -174,14 +175,14 @@ def _begun(config: Config, store: Store, shared: Sequence[str], space: dict[str,
 
 
 def _settings(config: Config, space: dict[str, Dimension]) -> dict[str, Any]:
-    """The settings that decide what trials compute, by dotted name, without those of ``space`` and of the machine."""
+    """Return settings that decide what trials compute, by dotted name, except those of ``space`` and the machine."""
     tree = dataclasses.asdict(config)
     for group in (*NOT_IN_RUN_NAME, "hardware"):
         tree.pop(group, None)
     settings = {}
     for key, value in _flat(tree):
-        # The dots keep train.lr from covering train.lr_schedule. Where a whole group is searched, such as model, all of
-        # its settings are left out.
+        # The dots keep train.lr from covering train.lr_schedule. If a whole group such as model is searched, all of its
+        # settings are left out.
         if not any(f"{key}.".startswith(f"{searched}.") for searched in space):
             settings[key] = value
     return settings
@@ -198,7 +199,7 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 def split_recorded(shared: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the overrides that a study records and gives to every trial, and those that may differ from call to call.
 
-    What is for nights is in neither.
+    Overrides for nights are in neither.
     """
     recorded, of_call = list[str](), list[str]()
     for text in shared:
@@ -211,13 +212,13 @@ def split_recorded(shared: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _earlier(config: Config, store: Store, study: str) -> list[TrialRecord]:
-    """The trials of ``tune.warm_start``."""
+    """Return the trials of ``tune.warm_start``."""
     name = config.tune.warm_start
     if name is None:
         return []
     if name == study:
         raise ConfigError(f"tune.warm_start={name} is this study itself", hint="study=<another name>")
-    # Read only for its error, which lists the studies there are.
+    # Read it only for its error, which lists the existing studies.
     study_store.read_study(store, name)
     return [each for each in study_store.trials_of(store, name) if each.state not in (TRYING, BROKEN)]
 
@@ -225,9 +226,9 @@ def _earlier(config: Config, store: Store, study: str) -> list[TrialRecord]:
 def _firsts(
     config: Config, space: dict[str, Dimension], earlier: list[TrialRecord]
 ) -> tuple[list[dict[str, Any]], bool]:
-    """The first trials: the settings as they are without a study, and the best ones of the earlier study.
+    """Return the first trials: the settings as given without a study, and the best ones of the earlier study.
 
-    And whether the former are among them, which then are the first.
+    Also return whether the former are among them; they then come first.
     """
     present = {key: _present(config, key) for key in space}
     wanted = [present]
@@ -237,7 +238,7 @@ def _firsts(
     firsts: list[dict[str, Any]] = []
     given = False
     for values in wanted:
-        # ``held`` returns None for a value outside of the space: no sampler could learn from such a trial.
+        # ``held`` returns None for a value outside the space: no sampler could learn from such a trial.
         parameters = {key: held(dimension, values[key]) for key, dimension in space.items()}
         if None in parameters.values() or parameters in firsts:
             continue
@@ -247,7 +248,7 @@ def _firsts(
 
 
 def _present(config: Config, key: str) -> Any:
-    """The value of setting ``key``, as overrides write it; of a group the name."""
+    """Return the value of setting ``key`` as overrides write it; for a group, its name."""
     node: Any = config
     # An override may add its key with +, and names a group inside another one with a slash.
     for part in key.lstrip("+").replace("/", ".").split("."):
@@ -259,7 +260,7 @@ def _present(config: Config, key: str) -> Any:
 
 
 def _written(value: Any) -> Any:
-    """``value`` as an override writes it; numbers as they are."""
+    """Return ``value`` as an override writes it; numbers stay as they are."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list):

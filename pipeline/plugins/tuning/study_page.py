@@ -20,7 +20,7 @@ FACTS = ("NE*", "AUC*", "test NE*", "test AUC*", "step (predicted)*", "tables*",
 
 
 def studies_listing(lines: Sequence[StudyLine]) -> str:
-    """``nightjar tune ls``: a line a study."""
+    """Format ``nightjar tune ls``, one line per study."""
     if not lines:
         return "no studies"
     head = ("study", "begun", "trials*", "done*", "pruned*", "failed*", "running*", "best*", "NE*")
@@ -34,7 +34,7 @@ def studies_listing(lines: Sequence[StudyLine]) -> str:
 
 
 def study_text(shown: StudyShown) -> str:
-    """``nightjar tune show``: the trials, best first, and what follows from them."""
+    """Format ``nightjar tune show``: the trials, best first, and the conclusions."""
     keys = list(shown.study.space)
     head = ("trial*", "state", *(f"{key}*" for key in keys), *FACTS)
     rows = [(str(each.number), each.state, *_figures_of(each, keys)) for each in _ordered(shown)]
@@ -51,7 +51,7 @@ def study_text(shown: StudyShown) -> str:
 
 
 def study_page(shown: StudyShown) -> str:
-    """``report.html`` of a study."""
+    """Return ``report.html`` of a study."""
     study, best, keys = shown.study, shown.best_trial, list(shown.study.space)
     rows = []
     for each in _ordered(shown):
@@ -83,7 +83,7 @@ def study_page(shown: StudyShown) -> str:
 
 
 def choice(shown: StudyShown) -> str:
-    """What the lowest NE is worth beside that of the settings as they were; "" where nothing is known."""
+    """Compare the lowest NE with that of the settings as given; "" if nothing is known."""
     if shown.lowest is None or shown.gain is None or not math.isfinite(shown.gain[1]):
         return ""
     lower, error = shown.gain
@@ -95,9 +95,9 @@ def choice(shown: StudyShown) -> str:
 
 
 def front(points: Sequence[Point]) -> list[Point]:
-    """The Pareto front of ``points``: those that no other one is below in both coordinates, by rising x."""
+    """Return the Pareto front of ``points`` by rising x: no other point is below in both coordinates."""
     kept: list[Point] = []
-    # By rising x, a point is on the front if it is below all points before it, of which the last one kept is lowest.
+    # By rising x, a point is on the front if it is below all earlier points, of which the last one kept is the lowest.
     for point in sorted(set(points)):
         if not kept or point[1] < kept[-1][1]:
             kept.append(point)
@@ -105,19 +105,19 @@ def front(points: Sequence[Point]) -> list[Point]:
 
 
 def _ordered(shown: StudyShown) -> list[TrialRecord]:
-    """Finished trials, best first, then the others by their number."""
+    """Return finished trials, best first, then the others by their number."""
 
     def rank(trial: TrialRecord) -> tuple[bool, float, int]:
         if trial.state == DONE:
             return False, trial.ne or 0, trial.number
-        # The NE of a pruned trial is of fewer steps, so it does not rank the trial.
+        # A pruned trial's NE comes from fewer steps, so it does not rank the trial.
         return True, 0, trial.number
 
     return sorted(shown.trials, key=rank)
 
 
 def _figures_of(trial: TrialRecord, keys: Sequence[str]) -> list[str]:
-    """The searched settings of ``trial``, and its ``FACTS``."""
+    """Return the searched settings of ``trial``, and its ``FACTS``."""
     cells = []
     for key in keys:
         value = trial.parameters.get(key)
@@ -160,7 +160,7 @@ def _summary(shown: StudyShown) -> list[tuple[str, str, str]]:
 
 
 def _history(shown: StudyShown) -> Figure | None:
-    """NE by trial, and a line through the best so far."""
+    """Plot NE by trial, and a line through the best so far."""
     points: list[tuple[Point, str]] = []
     best: list[Point] = []
     for each in shown.trials:
@@ -169,7 +169,7 @@ def _history(shown: StudyShown) -> Figure | None:
         at, ne = float(each.number), float(each.ne)
         points.append(((at, ne), f"{_named(each)}, {each.state}"))
         if each.state == DONE and (not best or ne < best[-1][1]):
-            # Two points for each improvement: the line stays at the former best up to this trial, and drops there.
+            # Add two points for each improvement: the line stays at the former best up to this trial, and drops there.
             best.append((at, best[-1][1] if best else ne))
             best.append((at, ne))
     if not points:
@@ -185,7 +185,7 @@ def _history(shown: StudyShown) -> Figure | None:
 
 
 def _fronts(shown: StudyShown) -> list[Figure]:
-    """NE against what the plan predicts of each finished trial: time of a step, bytes of the tables."""
+    """Plot NE of finished trials against what the plan predicts: time of a step, bytes of the tables."""
     costs = (("step_ms", "predicted step", "ms", 1.0), ("table_bytes", "tables", "MiB", 2.0**20))
     figures = []
     for name, title, unit, scale in costs:

@@ -22,15 +22,15 @@ from pipeline.store.conditional import Seen, SwappedError, swap
 
 
 def finished(trials: Sequence[TrialRecord]) -> list[TrialRecord]:
-    """The trials that trained to their end, lowest validation NE first; the earlier of two alike."""
+    """Return the trials that trained to their end, lowest validation NE first; of equal ones, the earlier first."""
     done = [each for each in trials if each.state == DONE and each.ne is not None]
     return sorted(done, key=lambda each: (each.ne or 0.0, each.number))
 
 
 def best_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """The finished trial with the lowest NE; the one with the settings as given, where none is better beyond chance.
+    """Return the finished trial with the lowest NE, or the given settings' trial if none is better beyond chance.
 
-    None where no trial has finished.
+    None if no trial has finished.
     """
     done = finished(trials)
     if not done:
@@ -48,12 +48,12 @@ def best_of(trials: Sequence[TrialRecord]) -> TrialRecord | None:
 
 
 def gain_of(trial: TrialRecord, given: TrialRecord) -> tuple[float, float]:
-    """How much lower the NE of ``trial`` is than that of ``given``, and the standard error of that; (0, inf): unknown.
+    """Return how much lower the NE of ``trial`` is than that of ``given``, and its standard error.
 
-    Unknown, where their rows are not the same, or an earlier release recorded one of them.
+    The result is (0, inf) if it is unknown: their rows differ, or an earlier release recorded one of them.
     """
-    # Both models are judged by the same rows, so their difference is taken block of rows by block of rows: its spread
-    # is that of the mean.
+    # The same rows judge both models, so take their difference block by block: the spread of these differences
+    # gives the standard error of their mean.
     own, other = trial.parts or (), given.parts or ()
     if len(own) != len(other) or len(own) < 2 or not trial.ne or not given.ne:
         return 0.0, math.inf
@@ -66,7 +66,7 @@ def gain_of(trial: TrialRecord, given: TrialRecord) -> tuple[float, float]:
 
 
 def study_lock(store: Store, study: str, seconds: float) -> AbstractContextManager[None]:
-    """Lock ``study`` for this tuner. ``seconds``: as of ``run_lock``.
+    """Lock ``study`` for this tuner. ``seconds``: the same as for ``run_lock``.
 
     Raises:
         LaunchError: Another tuner has it.
@@ -81,7 +81,7 @@ def study_lock(store: Store, study: str, seconds: float) -> AbstractContextManag
 
 
 def find_study(store: Store, study: str) -> StudyRecord | None:
-    """The record of ``study``; None where it has not begun."""
+    """Return the record of ``study``; None if it has not begun."""
     path = f"{study_directory(study)}/{StudyRecord.FILE}"
     return read(StudyRecord, store, path) if store.exists(path) else None
 
@@ -90,7 +90,7 @@ def read_study(store: Store, study: str) -> StudyRecord:
     """Read the record of ``study``.
 
     Raises:
-        ArtifactError: There is none; it lists the studies that there are.
+        ArtifactError: There is none; the message lists the existing studies.
     """
     record = find_study(store, study)
     if record is None:
@@ -100,7 +100,7 @@ def read_study(store: Store, study: str) -> StudyRecord:
 
 
 def studies(store: Store) -> list[str]:
-    """The names of the studies in ``store``."""
+    """Return the names of the studies in ``store``."""
     return [name for name in store.folders("studies") if find_study(store, name) is not None]
 
 
@@ -113,8 +113,7 @@ def trials_of(store: Store, study: str) -> list[TrialRecord]:
     """Return the trials of ``study`` by number."""
     folder = f"{study_directory(study)}/trials"
     trials = []
-    # Names have five digits, so their order is that of the numbers. A name that starts with a dot is a write that was
-    # cut short by a kill.
+    # Names have five digits, so they sort by number. A name that starts with a dot is a write that a kill cut short.
     for name in store.names(folder):
         if name.endswith(".json") and not name.startswith("."):
             trials.append(read(TrialRecord, store, f"{folder}/{name}"))
@@ -122,7 +121,7 @@ def trials_of(store: Store, study: str) -> list[TrialRecord]:
 
 
 def create_trial(store: Store, study: str, trial: TrialRecord) -> None:
-    """Write the record of a trial that begins; LaunchError where another tuner has taken its number."""
+    """Write the record of a trial that begins; LaunchError if another tuner has taken its number."""
     data = (json.dumps(trial.to_json(), indent=1) + "\n").encode()
     try:
         swap(store, trial_path(study, trial.number), Seen(None), data)
@@ -139,7 +138,7 @@ def write_trial(store: Store, study: str, trial: TrialRecord) -> None:
 
 
 def study_line(store: Store, study: str) -> StudyLine:
-    """The line of ``nightjar tune ls`` about ``study``."""
+    """Return the line of ``nightjar tune ls`` about ``study``."""
     record, trials = read_study(store, study), trials_of(store, study)
     states = Counter(trial.state for trial in trials)
     line = StudyLine(study=study, created=record.created, trials=dict(states))
@@ -150,7 +149,7 @@ def study_line(store: Store, study: str) -> StudyLine:
 
 
 def shown(store: Store, study: str) -> StudyShown:
-    """What ``nightjar tune show`` and the page tell of ``study``."""
+    """Return what ``nightjar tune show`` and the page tell of ``study``."""
     from pipeline.plugins.tuning.proposals import importance
 
     record, trials = read_study(store, study), trials_of(store, study)
@@ -159,7 +158,7 @@ def shown(store: Store, study: str) -> StudyShown:
     trained, in_full = 0, []
     for each in trials:
         trained += each.steps or 0
-        # How many steps a trial has is known from its first look on. One without a look counts as the mean.
+        # A trial's number of steps is known from its first look on. A trial without a look counts as the mean.
         in_full.append(each.steps_total if each.steps_total is not None else mean)
     told = StudyShown(
         study=record,

@@ -29,50 +29,50 @@ _FULL = (FULL_DISK + FullDiskError.exit_code, FULL_DISK + FullScratchError.exit_
 
 
 def trial_code(error: BaseException) -> int:
-    """The exit code of a trial's process for ``error``: its own, and FULL_DISK more where a disk is full."""
+    """Return the exit code of a trial's process for ``error``: its own, plus FULL_DISK if a disk is full."""
     if not is_full(error):
         return exit_code_of(error)
-    # ``exit_code_of`` returns 1 for a bare OSError, as for any other error: ``found_full`` would not know it.
+    # ``exit_code_of`` returns 1 for a bare OSError, as for any other error, which ``found_full`` would not recognise.
     own = FullDiskError.exit_code if isinstance(error, OSError) else exit_code_of(error)
     return FULL_DISK + own
 
 
 def found_full(code: int) -> bool:
-    """Whether a trial with exit code ``code`` found a disk full; a shell's 126 and 127 say something else."""
+    """Return whether a trial with exit code ``code`` found a disk full; a shell's 126 and 127 say something else."""
     return code in _FULL
 
 
 def full_disk(code: int, message: str) -> NightjarError:
-    """The error that ends the study of a trial with exit code ``code``, which found a disk full."""
+    """Return the error that ends the study of a trial with exit code ``code``, which found a disk full."""
     kind = FullScratchError if code - FULL_DISK == FullScratchError.exit_code else FullDiskError
     return kind(message, hint="free space there; the same command continues the study with this trial")
 
 
 class TrialProcess:
-    """The launcher of a trial's run with ``overrides``, which ends with the tuner; its output goes to file ``log``."""
+    """Runs the launcher of a trial with ``overrides``, which ends with the tuner; its output goes to file ``log``."""
 
     def __init__(self, overrides: Sequence[str], config_dir: str | None, log: Path) -> None:
         command = [sys.executable, "-m", "pipeline.cli", "trial", "--tuner", str(os.getpid()), *level_arguments()]
         if config_dir is not None:
             command += ["--config-dir", config_dir]
         self.log = log
-        # Appended to: a trial that begins again after a kill goes on in the same file.
+        # Append, since a trial that starts again after a kill goes on in the same file.
         with log.open("ab") as sink:
             self._process = subprocess.Popen(
                 [*command, *overrides],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                # Ctrl-C reaches it through the tuner.
+                # Ctrl-C reaches the trial only through the tuner.
                 start_new_session=True,
             )
 
     def exit_code(self) -> int | None:
-        """Its exit code, 128 and more for a signal; None while it runs."""
+        """Return the exit code, 128 and more for a signal; None while the process runs."""
         code = self._process.poll()
         if code is None or code >= 0:
             return code
-        # Popen has -9 where a shell has 137.
+        # Popen returns -9 where a shell returns 137.
         return 128 - code
 
     def stop(self, number: int) -> None:
@@ -89,9 +89,9 @@ class TrialProcess:
         self._process.wait()
 
     def error(self) -> str:
-        """The first line of the error that it ended with; the last line that it wrote where that says none."""
+        """Return the first line of the error that it ended with, or the last line that it wrote."""
         lines = self.log.read_text(errors="replace").splitlines()
-        # From the end, since libraries may print something after the error.
+        # Search from the end, since libraries may print something after the error.
         for line in reversed(lines):
             if line.startswith(_PREFIX):
                 return line.removeprefix(_PREFIX)
@@ -105,21 +105,21 @@ log = logging.getLogger(__name__)
 
 
 def poll_seconds(store: Store) -> float:
-    """Seconds between two looks at a file of ``store``."""
+    """Return the seconds between two looks at a file of ``store``."""
     return LOCAL_SECONDS if store.is_local else REMOTE_SECONDS
 
 
 def on_trial(config: Config, store: Store, io: StageIO) -> StageIO:
-    """``io`` of a run, which asks its study at every look if the run is a trial."""
+    """Return ``io`` of a run, which asks its study at every look if the run is a trial."""
     if config.tune.trial is None:
         return io
     return replace(io, interval=Asking(config, store, io).interval)
 
 
 class Asking:
-    """Asks the study of a trial, at each validation, and ends the trial if told so.
+    """Asks a trial's study at each validation, and ends the trial if the study says so.
 
-    The figures are in ``metrics.jsonl`` by then, where the tuner reads them; the answer is the trial's own record. A
+    By then the figures are in ``metrics.jsonl``, which the tuner reads; the answer is the trial's own record. A
     trial whose tuner does not answer goes on. ``io``: where the records of training go first.
     """
 
@@ -136,10 +136,10 @@ class Asking:
             TrialEndedError: The study ends the trial.
         """
         self.io.interval(record)
-        # After the last look the training ends anyway: there is nothing left to decide.
+        # After the last look the training ends anyway, so there is nothing left to decide.
         looked = "validation_ne" in record and record["step"] < record["steps_total"]
         if looked and record["samples"] >= self._asks_at:
-            self.io.close()  # writes what an object store has not got yet
+            self.io.close()  # writes what an object store has not received yet
             self._wait(record)
 
     def _wait(self, record: Mapping[str, Any]) -> None:

@@ -59,7 +59,7 @@ def add_trial(parser: argparse.ArgumentParser) -> None:
 
 
 def _tune(options: argparse.Namespace) -> int:
-    # No sub-commands of argparse: it would take the first override for the name of one.
+    # Use no sub-commands of argparse, which would take the first override for a sub-command's name.
     action = options.overrides[:1]
     if action == ["ls"]:
         return _ls(options)
@@ -77,7 +77,7 @@ def _trial(options: argparse.Namespace) -> int:
     end_with_parents(options.tuner)
     try:
         return one_run(options.overrides, options.config_dir, trial_code)
-    except OSError as error:  # met outside the store's own writes
+    except OSError as error:  # raised outside the store's own writes
         if not is_full(error):
             raise
         return complain(f"no space left on the disk: {error}", trial_code(error))
@@ -118,10 +118,10 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _named(options: argparse.Namespace) -> tuple[list[str], str]:
-    """The names behind the action, and the URL of the store."""
+    """Return the names after the action, and the URL of the store."""
     names, url = [], "./store"
     for text in options.overrides[1:]:
-        # As in Hydra, the last one counts. No configuration is composed: that would take longer than the answer.
+        # The last one counts, as in Hydra. No configuration is composed, which would take longer than the answer.
         if text.startswith("store="):
             url = text.removeprefix("store=")
         else:

@@ -1,4 +1,4 @@
-"""The loop of a study: begins trials, answers their looks, and takes in what they end with.
+"""The loop of a study: begins trials, answers their looks, and records their results.
 
 Everything that is decided is written to the trial's record before anybody acts on it. After a kill -9 of any process
 the same command finds the records: ended trials stay ended, and a running one goes on from its checkpoint.
@@ -34,7 +34,7 @@ from pipeline.report.records import read_records
 from pipeline.specs import STAGES
 from pipeline.store.artifacts import Store
 
-ATTEMPTS = 3  # of a trial whose process is killed, or cannot start
+ATTEMPTS = 3  # attempts of a trial whose process is killed or cannot start
 LAUNCHING, SIGNALLED = 8, 128
 log = logging.getLogger(__name__)
 
@@ -88,15 +88,15 @@ class Tuner:
                     code = process.exit_code()
                     if code is not None:
                         self._end(self.trials[number], self.processes.pop(number), code)
-                # When the time is over no new trial begins, but those that run are trained to their end.
+                # When the time is over no new trial begins, but running trials are trained to their end.
                 self._begin(time.monotonic() > last)
                 if not self.processes:
-                    # A trial that no process had may have been ended, too.
+                    # A trial without a process may have ended, too.
                     self.settled(self.trials)
                     return self.trials
                 time.sleep(poll_seconds(self.store))
         except Interrupted as stop:
-            # All are told before any is waited for, so that they write their checkpoints at the same time.
+            # Signal all trials before waiting for any, so that they write their checkpoints at the same time.
             for process in self.processes.values():
                 process.stop(stop.number)
             for process in self.processes.values():
@@ -108,10 +108,10 @@ class Tuner:
             shutil.rmtree(self.logs, ignore_errors=True)
 
     def _begin(self, late: bool) -> None:
-        """Start the next trial where there is room: first those that an earlier tuner left."""
+        """Start the next trial if there is room: first those that an earlier tuner left."""
         if len(self.processes) >= self.tune.parallel:
             return
-        # Two trials are not to make the same shared artifact: the next one waits until all of them are there.
+        # Two trials must not make the same shared artifact, so the next trial waits until all of them exist.
         if not all(map(self._has_shared_artifacts, self.processes)):
             return
         for trial in self._running_trials():
@@ -126,7 +126,7 @@ class Tuner:
         return [trial for trial in self.trials if trial.state == TRYING]
 
     def _create_trial(self) -> TrialRecord:
-        """A new trial, its record written. LaunchError where its run is another one's, whose looks it would have."""
+        """Create a trial and its record; LaunchError if its run exists already, whose looks it would take over."""
         number = len(self.trials)
         run = f"{self.study}-{number:05d}"
         if self.store.names(run_directory(run)):
@@ -147,8 +147,8 @@ class Tuner:
             asks_at=FAR if self.tune.pruner == "none" else 0,
             given=self.given and not number,
         )
-        # Created before the process begins, and only if there is none: even if two tuners believe that they have the
-        # lock, a number belongs to one trial.
+        # Create the record before the process begins, and only if there is none: even if two tuners believe that they
+        # have the lock, a number belongs to one trial.
         study_store.create_trial(self.store, self.study, trial)
         self.trials.append(trial)
         log.info("trial %d: begins, %s", number, " ".join(trial.overrides))
@@ -163,7 +163,7 @@ class Tuner:
         try:
             steps = read_steps(self.store, self.trials[number].run)
         except NightjarError:
-            # It has not begun.
+            # The trial has not begun.
             return False
         shared = [step for step in steps if STAGES.get(step.name).shared]
         return all(self.store.find(step.path) is not None for step in shared)
@@ -175,7 +175,7 @@ class Tuner:
         known = trial.looks[-1].step if trial.looks else 0
         # Looks that an earlier tuner has answered are in the trial's record already.
         records = [each for each in _looked(read_records(self.store, trial.run)) if each["step"] > known]
-        # A trial waits for no answer before its next rung: earlier looks are taken in together with that one.
+        # A trial waits for no answer before its next rung, so earlier looks are handled together with that one.
         if not records or records[-1]["samples"] < trial.asks_at:
             return
         last = records[-1]
@@ -187,26 +187,26 @@ class Tuner:
         if ends and last["step"] < last["steps_total"]:
             lowest = min(look.ne for look in trial.looks)
             trial = replace(trial, state=PRUNED, ended=time.time(), steps=last["step"], ne=lowest)
-        # From this record the trial learns that it ends, or at how many samples it asks again.
+        # This record tells the trial that it ends, or at how many samples it asks again.
         self._write(trial)
 
     def _train_rows(self, run: str) -> int:
         """Train rows of the dataset of ``run``."""
         path = next(step.path for step in read_steps(self.store, run) if step.name == "ingest")
-        # Trials that search settings of ingestion have several datasets. A dataset never changes, so it is read once.
+        # Trials that search settings of ingestion have several datasets. A dataset never changes, so read it once.
         if path not in self._rows:
             self._rows[path] = read(DatasetSchema, self.store, f"{path}/schema.json").rows["train"]
         return self._rows[path]
 
     def _end(self, trial: TrialRecord, process: TrialProcess, code: int) -> None:
-        # A full disk is no fault of the trial: it ends the study, and the trial goes on with the same command.
+        # A full disk is not the trial's fault: it ends the study, and the same command continues the trial.
         if trial.state == TRYING and found_full(code):
             raise full_disk(code, f"trial {trial.number} of study {self.study!r}: {process.error()}")
         result: Result | None = None
         path = f"{run_directory(trial.run)}/{Result.FILE}"
         if self.store.exists(path):
             result = read(Result, self.store, path)
-        # That a process was killed or could not start says nothing about its settings: it may succeed next time.
+        # A process that was killed or could not start says nothing about its settings: it may succeed next time.
         passing = code == LAUNCHING or code > SIGNALLED
         if trial.state == TRYING and passing and trial.attempts + 1 < ATTEMPTS:
             log.warning("trial %d: ended with exit code %d, begins again: %s", trial.number, code, process.error())
@@ -218,7 +218,7 @@ class Tuner:
             state = DONE if code == 0 and trial.ne is not None else BROKEN
             trial = replace(trial, state=state, ended=time.time())
         if trial.state == BROKEN:
-            # A run that came to a result says itself why it failed; otherwise the output of the process has to do.
+            # A run with a result says itself why it failed; otherwise use the output of the process.
             message = result.error.message if result is not None and result.error is not None else process.error()
             trial = replace(trial, error=message, exit_code=code)
         self._write(trial)
@@ -241,7 +241,7 @@ class Tuner:
 
 
 def _looked(records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Those ``records`` of a training that have figures of the validation rows."""
+    """Return those ``records`` of a training that have figures of the validation rows."""
     return [record for record in records if record.get("validation_ne") is not None]
 
 
@@ -250,10 +250,10 @@ def _looks(records: Sequence[Mapping[str, Any]]) -> tuple[Look, ...]:
 
 
 def _with_figures(trial: TrialRecord, result: Result, records: Sequence[Mapping[str, Any]]) -> TrialRecord:
-    """``trial`` with the figures of its run. A pruned one keeps the NE that it was judged by."""
+    """Return ``trial`` with the figures of its run. A pruned trial keeps the NE that it was judged by."""
     validation = result.train.validation if result.train is not None else None
     if trial.state == TRYING and validation is not None and result.train is not None:
-        # Training may have ended early; how many steps it had planned is in its records.
+        # Training may have ended early; its records tell how many steps were planned.
         planned = max((int(each["steps_total"]) for each in records), default=result.train.steps)
         trial = replace(
             trial,

@@ -9,20 +9,20 @@ from pipeline.records.gate import Check, Interval, UserAuc
 from pipeline.specs.gate_check import GateCheck, GateInputs
 
 NAME, LIMIT = "GAUC against the incumbent", "gate.max_gauc_drop"
-# With fewer, the spread of what the bootstrap draws says little, as with few blocks of rows.
+# With fewer users, the spread of the bootstrap's draws says little, as with few blocks of rows.
 FEWEST_USERS = 30
 
 
 class Gauc(GateCheck):
-    """``gate.max_gauc_drop``: GAUC must not fall clearly, and by more than that.
+    """``gate.max_gauc_drop``: GAUC must not fall by more than the limit, unless the fall may be chance.
 
-    A model may gain AUC by telling users who click from users who do not, and rank the ads of each of them worse.
+    A model may gain AUC by separating users who click from users who do not, and rank the ads of each of them worse.
     """
 
     name = "gauc"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """One answer where rows have users and an incumbent; one that holds where too few users can be ranked."""
+        """Yield one answer if rows have users and an incumbent; it holds the model if too few users can be ranked."""
         gauc, limit = inputs.record.gauc, inputs.settings.max_gauc_drop
         if gauc is None or limit is None:
             return
@@ -45,7 +45,7 @@ class Gauc(GateCheck):
     def _check_drop(
         self, gauc: UserAuc, candidate: Interval, incumbent: Interval, change: Interval, limit: float
     ) -> Check:
-        # As with NE of slices, a drop holds where it is beyond doubt; ``not`` would let NaN pass.
+        # A drop counts only if its interval excludes zero, as with NE of slices; ``not`` would let NaN pass.
         passed = -change.point <= limit or change.high >= 0
         words = (
             f"GAUC of {gauc.counted} is {candidate.point:.4f}, the incumbent's {incumbent.point:.4f}: "

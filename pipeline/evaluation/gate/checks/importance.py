@@ -10,16 +10,16 @@ from pipeline.records.gate import Check
 from pipeline.specs.gate_check import GateCheck, GateInputs
 
 NAME, SETTING = "importance of features", "gate.importance_rows"
-# Rise of NE below which a feature may come and go.
+# The rise of NE below which a feature may come and go.
 MATTERS = 0.001
-# Standard errors that a change of an importance must exceed.
+# The number of standard errors that a change of importance must exceed.
 SURE = 4.0
-# A feature that carries less than a fifth, or more than five times as much.
+# Shares of the former importance: a feature below FALL or above JUMP is named.
 FALL, JUMP = 0.2, 5.0
 
 
 class FeatureImportance(GateCheck):
-    """A warning that names features that no longer carry anything, or far more; the model passes either way.
+    """Warns of features that no longer carry anything, or far more than before; the model passes either way.
 
     A feature that became constant upstream falls to nothing; one that the label leaked into jumps.
     """
@@ -28,7 +28,7 @@ class FeatureImportance(GateCheck):
     needs_figures = False
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """One answer; none where importance was not measured on both nights."""
+        """Yield one answer; none if importance was not measured on both nights."""
         now, former = inputs.record.importance, inputs.record.former
         if not now or former is None or not former.importance:
             return

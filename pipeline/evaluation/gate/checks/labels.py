@@ -22,7 +22,7 @@ class Labels(GateCheck):
     name = "labels"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """Answers on the incumbent's calibration, in total and by prediction, and on the NE of both models."""
+        """Yield answers on the incumbent's calibration, in total and by prediction, and on the NE of both models."""
         record = inputs.record
         settings: GateConfig = inputs.settings
         former, candidate, incumbent = record.former, record.candidate, record.incumbent
@@ -38,7 +38,8 @@ class Labels(GateCheck):
 
 
 def _check_click_rate(now: Interval, former: Former, limit: float, confidence: float) -> Check:
-    # Clicks that were lost or doubled. In logarithms, so that half and twice the clicks are equally far off.
+    # Clicks may be lost or doubled. The incumbent's calibration is compared, not the click rate itself, which moves
+    # with the traffic, as predictions do. Logarithms make half and twice the clicks equally far off.
     then = former.calibration
     shift = math.inf
     if now.point > 0 and then > 0:
@@ -53,7 +54,7 @@ def _check_click_rate(now: Interval, former: Former, limit: float, confidence: f
 
 
 def _check_by_prediction(incumbent: ModelFigures, former: Former, limit: float, confidence: float) -> Check:
-    # Labels that were mixed up leave the total as it is, and show where predictions are high and low.
+    # Labels that were mixed up leave the total as it is, but show where predictions are high and low.
     now, then = incumbent.calibration_by_prediction, former.calibration_by_prediction
     error = math.hypot(incumbent.calibration_by_prediction_error, former.calibration_by_prediction_error)
     chance = quantile_of(confidence) * error
@@ -69,7 +70,7 @@ def _check_by_prediction(incumbent: ModelFigures, former: Former, limit: float, 
 def _check_drift(whose: str, now: Interval, former: Former, limit: float, confidence: float) -> Check:
     rise = now.point / former.ne - 1
     chance = _explained_by_chance(now, former.ne, former.ne_error, confidence)
-    # Only a rise is checked: rows that are easier to predict than before are no sign of spoilt labels.
+    # Check only a rise: rows that are easier to predict than before are no sign of spoilt labels.
     passed = math.log1p(rise) - chance <= math.log1p(limit)
     then = "it was" if whose else "the incumbent's was"
     words = (
@@ -80,7 +81,8 @@ def _check_drift(whose: str, now: Interval, former: Former, limit: float, confid
 
 
 def _explained_by_chance(now: Interval, then: float, error_then: float, confidence: float) -> float:
-    # Of the logarithm of a figure now over then. The relative errors of the two nights are independent.
+    # Return the part of the logarithm of now over then that chance explains. The relative errors of the two nights are
+    # independent.
     if now.point <= 0 or then <= 0:
         return 0.0
     return quantile_of(confidence) * math.hypot(error_of(now, confidence) / now.point, error_then / then)

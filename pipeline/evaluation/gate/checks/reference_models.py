@@ -32,7 +32,7 @@ class Incumbent(GateCheck):
     name = "incumbent"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """Answers on a rise of NE, on a fall, and on the predictions."""
+        """Yield answers on a rise of NE, on a fall, and on the predictions."""
         record = inputs.record
         settings: GateConfig = inputs.settings
         if record.candidate is None or record.incumbent is None or record.change is None:
@@ -49,9 +49,9 @@ class Incumbent(GateCheck):
     ) -> Check:
         level, limit = Level.of(record, settings), settings.max_ne_increase or 0.0
         power = power_of(record, change, level)
-        passed = power.bound <= limit  # not true of NaN
+        passed = power.bound <= limit  # false for NaN
 
-        # How many rows would resolve the limit, in words. Those that a calibrator is fitted on do not count.
+        # Say how many rows would resolve the limit. Rows that a calibrator is fitted on do not count.
         needed = power.rows_for(limit) or 0
         rows = f"about {needed:,} test rows"
         if record.calibrated is not None:
@@ -65,8 +65,8 @@ class Incumbent(GateCheck):
         return Check("NE against the incumbent", "gate.max_ne_increase", passed, words)
 
     def _check_fall(self, change: Interval, limit: float) -> Check:
-        passed = change.high >= -limit  # not true of NaN
-        # As many digits as the setting has, one at least.
+        passed = change.high >= -limit  # false for NaN
+        # Show as many digits as the setting has, but at least one.
         digits = max(len(f"{100 * limit:.10f}".rstrip("0").partition(".")[2]), 1)
         verdict = "not clearly below" if passed else "clearly below"
         words = (
@@ -77,7 +77,7 @@ class Incumbent(GateCheck):
         return Check("fall of NE", "gate.max_ne_fall", passed, words)
 
     def _check_shift(self, shift: Shift, limit: float, *, better: bool) -> Check:
-        # A model that learnt more spreads its predictions: where it is surely better, that is why they moved.
+        # A model that learnt more spreads its predictions: if it is surely better, that explains why they moved.
         within = shift.psi <= limit
         verdict = "within" if within else "above"
         words = (
@@ -96,7 +96,7 @@ class BestVersionCheck(GateCheck):
     name = "best"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """One answer; it warns of versions that were better by their records and could not be scored."""
+        """Yield one answer; it warns of versions that were better by their records and could not be scored."""
         settings: GateConfig = inputs.settings
         limit, best, candidate = settings.max_ne_increase, inputs.record.best, inputs.record.candidate
         if limit is None or settings.best_of_last == 1 or best is None or candidate is None:
@@ -122,15 +122,15 @@ class BestVersionCheck(GateCheck):
 
 
 class BaselineCheck(GateCheck):
-    """``min_baseline_gain``: a first model beside a logistic regression that learnt from the same rows in seconds.
+    """``min_baseline_gain``: compares a first model with a logistic regression that learnt from the same rows.
 
-    A model is held where it surely misses its share of that gain, and warned of where it is surely worse.
+    A model that surely misses its share of that gain is held, and one that is surely worse gets a warning.
     """
 
     name = "baseline"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """One answer; none where there is an incumbent, beside which no simple model is trained."""
+        """Yield one answer; none if there is an incumbent, since no simple model is trained then."""
         name, setting = "gain beside a simple model", "gate.min_baseline_gain"
         least, simple = inputs.settings.min_baseline_gain, inputs.record.baseline
         candidate = inputs.record.candidate
@@ -144,7 +144,7 @@ class BaselineCheck(GateCheck):
             f"{percent(change)}"
         )
         if ne.high >= 1:
-            # Its gain, 1 - NE, may be nothing at all, and any model has a share of nothing.
+            # The simple model's gain, 1 - NE, may be nothing at all, and any model has a share of nothing.
             words += f"; the simple model is no better than the base rate, so this check does not apply ({setting})"
             yield Check(name, setting, True, words)
             return
@@ -165,12 +165,12 @@ INCUMBENT, BEST, BASELINE = Incumbent(), BestVersionCheck(), BaselineCheck()
 
 
 class Tasks(GateCheck):
-    """What every further task must reach, and that its figure does not rise over the incumbent's."""
+    """What every further task must reach, and that its figure does not rise above the incumbent's."""
 
     name = "tasks"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """Answers for each task; a warning for one of which no row has a label."""
+        """Yield answers for each task; a warning for a task without labelled rows."""
         settings: GateConfig = inputs.settings
         for name, task in (inputs.record.tasks or {}).items():
             limits = settings.tasks.get(name) or TaskLimits()

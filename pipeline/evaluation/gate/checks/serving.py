@@ -11,16 +11,16 @@ from pipeline.specs.gate_check import GateCheck, GateInputs
 
 
 class ServingCheck(GateCheck):
-    """``max_serving_gap``: tables in few bits and the exported program score as what was trained."""
+    """``max_serving_gap``: tables in few bits and the exported program must score like the trained model."""
 
     name = "serving"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """One answer; none where the evaluation of the training kept no logits."""
+        """Yield one answer; none if the training's evaluation kept no logits."""
         candidate, serving, limit = inputs.record.candidate, inputs.record.serving, inputs.settings.max_serving_gap
         if candidate is None or serving is None or limit is None:
             return
-        # Without ``abs``: a program that happens to score better than the trained model is no problem.
+        # Compare without ``abs``: a program that happens to score better than the trained model is no problem.
         passed = serving.gap <= limit
         verdict = "within" if passed else "beyond"
         words = (
@@ -33,14 +33,14 @@ class ServingCheck(GateCheck):
 class Coverage(GateCheck):
     """``min_coverage`` and ``max_coverage_drop``: the share of lookups that find a trained row.
 
-    All others are looked up in the row of unseen ids: the model knows nothing of them.
+    All other lookups find the row of unseen ids, so the model knows nothing about them.
     """
 
     name = "coverage"
     needs_figures = False
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """An answer on the mean of all features, and one on the feature that fell most since the incumbent's night."""
+        """Yield answers on the mean of all features, and on the feature that fell most since the incumbent's night."""
         record = inputs.record
         settings: GateConfig = inputs.settings
         if not record.coverage:
@@ -62,7 +62,7 @@ class Coverage(GateCheck):
         return Check("coverage of ids", "gate.min_coverage", passed, words)
 
     def _check_drop(self, coverage: Mapping[str, float], before: Mapping[str, float], limit: float) -> Iterator[Check]:
-        # The worst feature, not the mean, in which a single feature with wrongly read ids would go unnoticed.
+        # Check the worst feature, not the mean, which would hide a single feature with wrongly read ids.
         drops = {name: before[name] - share for name, share in coverage.items() if name in before}
         if not drops:
             return

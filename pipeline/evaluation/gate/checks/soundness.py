@@ -25,16 +25,16 @@ from pipeline.specs.gate_check import GateCheck, GateInputs
 
 
 class Finite(GateCheck):
-    """Weights and predictions that are not finite: no reason publishes such a model."""
+    """Weights and predictions must be finite; no reason that a user gives publishes a model that fails this."""
 
     name = "finite"
     needs_figures = False
     can_be_forced = False
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """Two answers, that on the weights first, where there are any."""
+        """Yield two answers, the one on the weights first, if there are any."""
         record = inputs.record
-        # Weights are checked as well, because a bad table row may be looked up by no test row, but by requests.
+        # Check the weights as well, because a bad table row may be looked up by requests but by no test row.
         if record.weights_not_finite is not None:
             weights = [f"{name} {count:,}" for name, count in record.weights_not_finite.items() if count]
             words = "all weights are finite"
@@ -50,13 +50,13 @@ class Finite(GateCheck):
 
 
 class Comparable(GateCheck):
-    """Whether these rows show what the incumbent would see. It is not scored where they do not."""
+    """Whether these rows show what the incumbent would see. Otherwise, the incumbent is not scored."""
 
     name = "comparable"
     needs_figures = False
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """Hold the model, as nothing says that it is as good; no answer where the incumbent was scored."""
+        """Hold the model, since nothing says that it is as good; no answer if the incumbent was scored."""
         problem = inputs.record.not_comparable
         if problem:
             words = f"the incumbent cannot be scored on these rows: {problem}"
@@ -79,7 +79,7 @@ class Rows(GateCheck):
 FINITE, COMPARABLE, ROWS = Finite(), Comparable(), Rows()
 
 
-SLICE = "slice: "  # begins the names of answers on slices
+SLICE = "slice: "  # prefix of the names of answers on slices
 
 
 class Floors(GateCheck):
@@ -88,7 +88,7 @@ class Floors(GateCheck):
     name = "floors"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """Answers on NE, AUC and calibration, on each that has a limit."""
+        """Yield answers on NE, AUC and calibration, for each that has a limit."""
         settings: GateConfig = inputs.settings
         candidate = inputs.record.candidate
         assert candidate is not None
@@ -105,7 +105,7 @@ class Slices(GateCheck):
     name = "slices"
 
     def decide(self, inputs: GateInputs) -> Iterator[Check]:
-        """For each slice an answer on calibration and, beside an incumbent, one on NE."""
+        """Yield for each slice an answer on calibration and, with an incumbent, one on NE."""
         settings: GateConfig = inputs.settings
         for part in inputs.record.slices or ():
             name = f"{part.slice}={printable(part.value)}"

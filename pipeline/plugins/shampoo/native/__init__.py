@@ -21,7 +21,7 @@ from pipeline.core.kernels import open_installed, open_library
 # The version of the functions below; shampoo.c has the same number.
 _VERSION = 1
 
-# Rows and columns of a parameter: ``Block`` of shampoo.c, whose comments say what the fields are.
+# ``Block`` of shampoo.c, which documents the fields: rows and columns of a parameter.
 _ADDRESSES = ("gradient", "parameter", "direction", "mean", "squares", "left", "right", "left_root", "right_root")
 BLOCK = np.dtype(
     [
@@ -90,5 +90,5 @@ def _array(blocks: Blocks) -> tuple[ctypes.c_void_p, ctypes.c_int64]:
 
 @cache
 def library() -> ShampooLibrary | None:
-    """The library that was installed with this package; None where there is none, or it is another release's."""
+    """Return the installed library; None if there is none, or it belongs to another release."""
     return open_installed(Path(__file__).parent, "shampoo", ShampooLibrary, "shampoo runs without its compiled steps")
