@@ -15,6 +15,7 @@ from torchrec.sparse.jagged_tensor import KeyedTensor
 
 from pipeline.config.model import ModelConfig
 from pipeline.embeddings.event_lookups import EventLookups, event_lookups
+from pipeline.models.layers.jagged import add_samples
 from pipeline.models.sequence_encoders import build_sequences
 from pipeline.records.dataset import DatasetSchema
 
@@ -48,16 +49,8 @@ class FilledUp:
         if not more_samples or not self._vector.training or rows.device.type != "cpu":
             vectors = self._vector(columns, rows, candidates, samples)
             return vectors
-        lengths = torch.full((more_samples,), more_events // more_samples)
-        lengths[: more_events % more_samples] += 1
-        added = torch.arange(samples, samples + more_samples).repeat_interleave(lengths)
-        columns = [nn.functional.pad(column, (0, 0, 0, more_events)) for column in columns]
-        padded: list[Tensor | None] = []
-        for candidate in candidates:
-            if candidate is not None:
-                candidate = nn.functional.pad(candidate, (0, 0, 0, more_samples))
-            padded.append(candidate)
-        vectors = self._vector(columns, torch.cat([rows, added]), padded, samples + more_samples)
+        columns, rows, candidates = add_samples(columns, rows, candidates, samples, more_samples, more_events)
+        vectors = self._vector(columns, rows, candidates, samples + more_samples)
         return vectors[:samples]
 
 
@@ -154,9 +147,9 @@ class SequenceEncoders(nn.Module):
         self._columns: dict[str, list[str]] = {}
         # Maps each column of events to the sample's own feature of the same table, with which the block compares them.
         self._candidates: dict[str, list[str | None]] = {}
-        self._longest: dict[str, int] = {}
+        self._encoders: dict[str, FilledUp] = {}
         for sequence in schema.sequences:
-            self._longest[sequence.name] = sequence.max_length
+            self._encoders[sequence.name] = FilledUp(vectors[sequence.name], sequence.max_length)
             self._columns[sequence.name] = [column.name for column in sequence.columns]
             self._candidates[sequence.name] = [column.table or None for column in sequence.columns]
 
@@ -188,8 +181,7 @@ class SequenceEncoders(nn.Module):
             candidates: list[Tensor | None] = []
             for each in self._candidates[name]:
                 candidates.append(None if each is None else taken.pooled[each])
-            vector = FilledUp(self.vectors[name], self._longest[name])
-            vectors.append(encode_in_parts(vector, self._most, values, rows, candidates, taken.samples))
+            vectors.append(encode_in_parts(self._encoders[name], self._most, values, rows, candidates, taken.samples))
         return torch.stack(vectors, dim=1)
 
 

@@ -303,6 +303,30 @@ def fillers(events: int, samples: int) -> tuple[int, int]:
     return added + -(events + added) % EVEN_ROWS, added
 
 
+def add_samples(
+    columns: Sequence[Tensor],
+    rows: Tensor,
+    candidates: Sequence[Tensor | None],
+    samples: int,
+    more_samples: int,
+    more_events: int,
+) -> tuple[list[Tensor], Tensor, list[Tensor | None]]:
+    """Return columns, rows and candidates with ``more_samples`` samples of zeros behind the ``samples`` there are.
+
+    The added samples share ``more_events`` events as evenly as possible; each needs one at least.
+    """
+    least, left = divmod(more_events, more_samples)
+    numbers = torch.arange(more_samples, device=rows.device)
+    added = (samples + numbers).repeat_interleave(least + (numbers < left))
+    padded: list[Tensor | None] = []
+    for candidate in candidates:
+        if candidate is not None:
+            candidate = nn.functional.pad(candidate, (0, 0, 0, more_samples))
+        padded.append(candidate)
+    columns = [nn.functional.pad(column, (0, 0, 0, more_events)) for column in columns]
+    return columns, torch.cat([rows, added]), padded
+
+
 class SequenceVector(nn.Module):
     """forward(columns [n, w] each, rows [n], candidates [B, w] or None each, B) -> [B, ``dim``] float32.
 
@@ -351,17 +375,8 @@ class SequenceVector(nn.Module):
         # Outside of training, a vector must not depend on the other samples, not even by rounding: a score must be the
         # same in a batch of one and in a file of millions.
         more_events, more_samples = fillers(len(rows), samples)
-        columns = [nn.functional.pad(column, (0, 0, 0, more_events)) for column in columns]
-        padded: list[Tensor | None] = []
-        for candidate in candidates:
-            if candidate is not None:
-                candidate = nn.functional.pad(candidate, (0, 0, 0, more_samples))
-            padded.append(candidate)
-        # Every added sample gets one event, and the first ones a second one, until all added events are used.
-        added = torch.arange(samples, samples + more_samples, device=rows.device)
-        counts = (torch.arange(more_samples, device=rows.device) < more_events - more_samples) + 1
-        rows = torch.cat([rows, added.repeat_interleave(counts)])
-        return self._encode(columns, padded, Jagged.of(rows, samples + more_samples, even=True))[:samples]
+        columns, rows, candidates = add_samples(columns, rows, candidates, samples, more_samples, more_events)
+        return self._encode(columns, candidates, Jagged.of(rows, samples + more_samples, even=True))[:samples]
 
     def _encode(self, columns: Sequence[Tensor], candidates: Sequence[Tensor | None], jagged: Jagged) -> Tensor:
         samples = jagged.lengths.shape[0]
