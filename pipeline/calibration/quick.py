@@ -95,7 +95,8 @@ def _step_ms(config: Config, trial: Trial, device: torch.device) -> float:
     trained, drawn = trial.config(config.hardware, STEPS, config.train), draw(trial, WARM_UP + STEPS + AHEAD)
     plan = whole_tables(trained, drawn.schema, drawn.profile)
     trainer = StepExecutor(select_model_settings(trained), drawn.schema, plan, device, total=STEPS)
-    batches = _batches_of_rank(drawn, trial.batch, device)
+    # Made before, so that steps do not wait for them.
+    batches = iter(list(_batches_of_rank(drawn, trial.batch, device)))
     spent = []
     for _ in range(WARM_UP + STEPS):
         began = time.perf_counter()

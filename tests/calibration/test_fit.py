@@ -3,6 +3,7 @@
 from dataclasses import fields, replace
 
 import pytest
+import torch
 
 from pipeline.calibration.fit import (
     KernelTime,
@@ -14,9 +15,11 @@ from pipeline.calibration.fit import (
     hardware_yaml,
     slower_kernels,
 )
-from pipeline.calibration.timing import time_disk
+from pipeline.calibration.timing import _build_kernel, time_disk, time_kernels
 from pipeline.config import HardwareConfig
 from pipeline.config.compose import compose
+from pipeline.core.kernels import LOADED, load_kernels
+from pipeline.embeddings.compiled_tables import CompiledTables
 from pipeline.planning.cost import ShardLoad, shard_ms
 from pipeline.specs import TABLE_OPTIMIZERS
 
@@ -86,6 +89,18 @@ def test_links_and_steps_are_fitted_by_their_terms():
     }
     rates = {"dense_gflop_per_s": 400.0, "moved_gb_per_s": 3.0, "operation_us": 20.0, "step_overhead_ms": 2.5}
     assert found == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_kernel_that_is_timed_is_the_one_that_trains_tables(monkeypatch, compiled):
+    if not compiled:
+        monkeypatch.setitem(LOADED, "steps", None)
+    elif load_kernels("steps") is None:
+        pytest.skip("the package was installed without a C compiler")
+    cpu = torch.device("cpu")
+    assert isinstance(_build_kernel(cpu, 2, 10, 4), CompiledTables) == compiled
+    (found,) = time_kernels(cpu, lambda: None, [(2, 10, 4, 6)])
+    assert found.lookup_ms > 0 < found.update_ms
 
 
 def test_a_term_that_does_not_show_never_gets_a_negative_cost():

@@ -16,6 +16,7 @@ from pipeline.config.compose import compose
 from pipeline.core.errors import ConfigError
 from pipeline.models.build import build_model
 from pipeline.models.costs import model_costs
+from pipeline.models.layers.interaction import DotInteraction
 from pipeline.models.operation_counter import PRODUCT_CALLS, OperationCounter
 from pipeline.models.settings import DlrmConfig
 from pipeline.planning import PlanInputs
@@ -83,6 +84,25 @@ def test_operations_are_counted_by_what_they_read_and_write() -> None:
     with OperationCounter() as counter:
         torch.empty(7).zero_()
     assert (counter.operations, counter.moved) == (1, 2 * 7), "room alone is no work"
+    rows = torch.zeros(4, 6)
+    with OperationCounter() as counter:
+        torch.layer_norm(rows, [6])
+    # Values, means and deviations, read and written again by the casts of autocast.
+    assert (counter.operations, counter.moved) == (1, 3 * (2 * 4 * 6 + 2 * 4))
+
+
+def test_an_interaction_counts_as_the_compiled_kernel_that_computes_it() -> None:
+    vectors = torch.zeros(5, 4, 8, requires_grad=True)
+    layer = DotInteraction(4, 8)
+    with OperationCounter() as counter:
+        out = layer(vectors)
+    maps = layer.pairs.numel() + layer.cells.numel()
+    assert (counter.operations, counter.moved) == (1, vectors.numel() + maps + out.numel())
+    gradient = torch.zeros_like(out)
+    with OperationCounter() as counter:
+        out.backward(gradient)
+    assert (counter.operations, counter.moved) == (1, out.numel() + vectors.numel())
+    assert OperationCounter.running is None
 
 
 def test_what_a_model_calls_does_not_grow_with_the_samples_and_what_it_moves_does() -> None:
