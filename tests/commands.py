@@ -7,33 +7,40 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from subprocess import CompletedProcess
+from types import MappingProxyType
 from typing import Any
 
 from tests.hung import end_with_stacks, write_stacks_on_abort
-from tests.warm_server import warm_servers
+from tests.warm_server import fork_server, share_fork_server, warm_servers
 
 ROOT = Path(__file__).parents[1]
 
 
-def nightjar(*arguments: str, cwd: Path = ROOT, timeout: float = 900) -> CompletedProcess[str]:
-    """Run the command line to its end; exit code and output are those that a shell would see."""
-    (done,) = nightjar_in_turn([arguments], cwd=cwd, timeout=timeout)
+def nightjar(
+    *arguments: str, cwd: Path = ROOT, timeout: float = 900, env: Mapping[str, str] = MappingProxyType({})
+) -> CompletedProcess[str]:
+    """Run the command line to its end, with ``env`` beside its variables; exit code and output are as a shell sees."""
+    (done,) = nightjar_in_turn([arguments], cwd=cwd, timeout=timeout, env=env)
     return done
 
 
 def nightjar_in_turn(
-    commands: Sequence[Sequence[str]], cwd: Path = ROOT, timeout: float = 900
+    commands: Sequence[Sequence[str]],
+    cwd: Path = ROOT,
+    timeout: float = 900,
+    env: Mapping[str, str] = MappingProxyType({}),
 ) -> list[CompletedProcess[str]]:
     """Run several command lines, one after the other, in one process; one that ends its process is the last.
 
     TimeoutError, with the stacks of its processes, where they take more than ``timeout`` seconds.
     """
     with tempfile.TemporaryDirectory() as folder:
-        process = multiprocessing.get_context("forkserver").Process(target=_main, args=(commands, cwd, folder))
+        given = commands, cwd, folder, dict(env), fork_server()
+        process = multiprocessing.get_context("forkserver").Process(target=_main, args=given)
         process.start()
         process.join(timeout)
         if process.is_alive():
@@ -87,8 +94,10 @@ def _ended(command: Sequence[str], folder: Path, exitcode: int | None) -> Comple
     return CompletedProcess(["nightjar", *command], code, out, err)
 
 
-def _main(commands: Sequence[Sequence[str]], cwd: Path, folder: str) -> None:
+def _main(commands: Sequence[Sequence[str]], cwd: Path, folder: str, env: Mapping[str, str], server: str) -> None:
+    share_fork_server(server)
     os.chdir(cwd)
+    os.environ.update(env)
     write_stacks_on_abort()
     with warm_servers():
         _run(commands, folder)

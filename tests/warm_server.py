@@ -1,7 +1,8 @@
 """The fork server of a run, itself forked from a process that has imported torch: a test does not pay for it again.
 
-What it does is what ``nightjar fork-server`` does; only its imports are there already. Tests of how it starts, and of
-what a killed launcher leaves behind, start the real one (tests/launch/test_forked.py, test_signals.py).
+What it does is what ``nightjar fork-server`` does; only its imports are there already. Where the first folder of
+``PYTHONPATH`` has a ``sitecustomize.py``, it does that first, as every new Python process does. Tests of how it starts,
+and of what a killed launcher leaves behind, start the real one (tests/launch/test_forked.py, test_signals.py).
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import multiprocessing
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -79,8 +81,26 @@ def _serve(arguments: list[str], environment: dict[str, str], folder: str, hande
         os.close(file)
     os.environ.clear()
     os.environ.update(environment)
-    sys.argv = ["nightjar", *arguments]
+    sys.argv, sys.orig_argv = ["nightjar", *arguments], [sys.executable, *OPTIONS, *arguments]
+    site = Path(environment.get("PYTHONPATH", "").split(os.pathsep)[0], "sitecustomize.py").absolute()
+    if "PYTHONPATH" in environment and site.is_file():
+        exec(compile(site.read_text(), site, "exec"), {"__name__": "sitecustomize"})
     os._exit(main())
+
+
+def fork_server() -> str:
+    """The address of this process's fork server, which is started where there is none."""
+    forkserver.ensure_running()
+    return str(forkserver._forkserver._forkserver_address)
+
+
+def share_fork_server(address: str) -> None:
+    """Fork from the server at ``address``, which this process was forked from.
+
+    A child of a fork server would start another one, with all its imports, and not go on with its parent's.
+    """
+    forkserver._forkserver._forkserver_address = address
+    forkserver._forkserver.ensure_running = resource_tracker.ensure_running
 
 
 @contextlib.contextmanager

@@ -90,15 +90,12 @@ def values_at(node: Any, parts: list[str]) -> Iterator[tuple[list[str], Any]]:
         yield [], _plain(node)
         return
     head, *rest = parts
-    if isinstance(node, dict):
-        names, quiet = list(node), set[str]()
-    else:
-        names, quiet = [declared.name for declared in fields(node)], _quiet(node)
-    if head != "*":
-        names = [head]
+    names = [head]
+    if head == "*":
+        names = list(node) if isinstance(node, dict) else [declared.name for declared in fields(node)]
     for name in names:
         # Leave it out even if it is named, so that keys are the same as before the setting existed.
-        if name in quiet:
+        if not isinstance(node, dict) and _is_quiet(node, name):
             continue
         entry = node[name] if isinstance(node, dict) else getattr(node, name)
         for path, value in values_at(entry, rest):
@@ -118,31 +115,34 @@ def _plain_entry(node: Any) -> Any:
     # Return plain data of a dictionary's entry and of the groups of settings in it, without quiet settings at defaults.
     if not dataclasses.is_dataclass(node):
         return node
-    entry, quiet = dataclasses.asdict(cast(Any, node)), _quiet(node)
+    entry = dataclasses.asdict(cast(Any, node))
     for name in list(entry):
-        if name in quiet:
+        if _is_quiet(node, name):
             del entry[name]
         elif dataclasses.is_dataclass(group := getattr(node, name)):
             entry[name] = _plain_entry(group)
     return entry
 
 
-def _quiet(node: Any) -> set[str]:
-    # Return the settings of a dataclass that are declared quiet (``config.fields``) and at their defaults.
-    quiet = set()
-    for declared in _declared_quiet(node.__class__):
-        default = declared.default
-        if declared.default_factory is not MISSING:
-            default = declared.default_factory()
-        if getattr(node, declared.name) == default:
-            quiet.add(declared.name)
-    return quiet
+def _is_quiet(node: Any, name: str) -> bool:
+    # Whether setting ``name`` of a dataclass is declared quiet (``config.fields``) and at its default.
+    declared = _declared_quiet(node.__class__).get(name)
+    if declared is None:
+        return False
+    default = declared.default
+    if declared.default_factory is not MISSING:
+        default = declared.default_factory()
+    return bool(getattr(node, name) == default)
 
 
 # Cached, because every key goes through the same few classes hundreds of times.
 @functools.cache
-def _declared_quiet(kind: type) -> list[Field[Any]]:
-    return [each for each in fields(kind) if any(getattr(value, "quiet", False) for value in each.metadata.values())]
+def _declared_quiet(kind: type) -> dict[str, Field[Any]]:
+    quiet = {}
+    for each in fields(kind):
+        if any(getattr(value, "quiet", False) for value in each.metadata.values()):
+            quiet[each.name] = each
+    return quiet
 
 
 class Drafting(Protocol):

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipeline.calibration import machine_figures
+from pipeline.calibration import machine_figures, measured_ranks
 from pipeline.calibration.fit import KernelTime
 from pipeline.calibration.measured_ranks import run_ranks
 from pipeline.cli import main
@@ -18,7 +18,7 @@ from pipeline.cli.commands.calibrate import disk_of, target_of
 from pipeline.config import Config, DataConfig
 from pipeline.core.errors import ConfigError, LaunchError, PlanError
 from pipeline.launch.signals import handled
-from tests.launch.test_loopback import listening
+from tests.alone import alone
 
 
 def config(store):
@@ -70,7 +70,9 @@ def fail(kind):
     dist.barrier()
 
 
+# Those that are ``alone`` fork their ranks: their process has torchrec, and no threads. The others start them anew.
 @pytest.mark.parametrize(("kind", "error"), [("error", PlanError), ("exit", LaunchError)])
+@alone
 def test_a_rank_that_fails_ends_the_others_with_its_error(kind, error):
     with pytest.raises(error):
         run_ranks(2, "cpu", fail, kind)
@@ -91,20 +93,24 @@ def linger():
     return 7
 
 
-def test_a_rank_that_ends_without_an_answer_and_ranks_that_are_silent_are_errors(monkeypatch):
+@alone
+def test_a_rank_that_ends_without_an_answer_and_ranks_that_are_silent_are_errors():
     with pytest.raises(LaunchError, match="rank 0 of 1 ended with exit code 0 and no answer"):
         run_ranks(1, "cpu", end_without_answer)
-    monkeypatch.setattr("pipeline.calibration.measured_ranks.LIMIT_SECONDS", 1.0)
+    measured_ranks.LIMIT_SECONDS = 1.0  # of this process
     with pytest.raises(LaunchError, match="1 of 1 ranks gave no answer"):
         run_ranks(1, "cpu", stay_silent)
 
 
-def test_a_rank_that_has_answered_and_does_not_end_is_ended(monkeypatch):
-    monkeypatch.setattr("pipeline.calibration.measured_ranks.END_SECONDS", 0.5)
+@alone
+def test_a_rank_that_has_answered_and_does_not_end_is_ended():
+    measured_ranks.END_SECONDS = 0.5  # of this process
     assert run_ranks(1, "cpu", linger) == [7]
 
 
 def where_it_listens():
+    from tests.launch.test_loopback import listening
+
     return sorted(listening(psutil.Process()))
 
 
@@ -116,6 +122,7 @@ def endings():
     return [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)]
 
 
+@alone
 def test_a_rank_ends_at_a_signal_whatever_the_launcher_does_with_it():
     """A launcher's handler, which a forked rank has too, does not run while a rank waits for another in the store."""
     import torchrec  # noqa: F401 (from now on ranks are forked where they can be)
@@ -138,10 +145,17 @@ def refuse():
     raise RuntimeError("no such instruction\nsecond line")
 
 
-def test_what_the_machine_refuses_a_lone_rank_is_an_error_without_a_traceback(capfd):
-    with pytest.raises(LaunchError, match="^the only rank failed: no such instruction$"):
-        run_ranks(1, "cpu", refuse)
-    assert "Traceback" not in capfd.readouterr().err
+@alone
+def test_what_the_machine_refuses_a_lone_rank_is_an_error_without_a_traceback(tmp_path):
+    before, errors = os.dup(2), tmp_path / "errors"
+    with errors.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        with pytest.raises(LaunchError, match="^the only rank failed: no such instruction$"):
+            run_ranks(1, "cpu", refuse)
+    finally:
+        os.dup2(before, 2)
+    assert "Traceback" not in errors.read_text()
 
 
 @pytest.fixture

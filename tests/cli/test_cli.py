@@ -123,19 +123,25 @@ def test_a_wrong_job_of_a_sweep_stops_it_before_anything_starts(nightjar, tmp_pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_store_without_versions_says_how_to_publish_one(nightjar, tmp_path: Path) -> None:
-    assert nightjar("ingest", "data.synthetic.rows=500", f"store={tmp_path}").returncode == 0
-    done = nightjar("rollback", "clicks", "--store", str(tmp_path))
-    assert (done.returncode, f"no published model in store {tmp_path}" in done.stderr) == (2, True), done.stderr
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with run ``mine``, which ingested."""
+    place = tmp_path_factory.mktemp("store")
+    assert cli.main(["ingest", "data.synthetic.rows=500", "run=mine", f"store={place}"]) == 0
+    return place
+
+
+def test_a_store_without_versions_says_how_to_publish_one(nightjar, store: Path) -> None:
+    done = nightjar("rollback", "clicks", "--store", str(store))
+    assert (done.returncode, f"no published model in store {store}" in done.stderr) == (2, True), done.stderr
     assert "nightjar nightly or stages=[" in done.stderr
 
 
-def test_result_shows_a_run_and_names_the_known_ones(nightjar, tmp_path: Path) -> None:
-    assert nightjar("ingest", "data.synthetic.rows=500", "run=mine", f"store={tmp_path}").returncode == 0
-    shown = nightjar("result", "mine", f"store={tmp_path}", "--json")
+def test_result_shows_a_run_and_names_the_known_ones(nightjar, store: Path) -> None:
+    shown = nightjar("result", "mine", f"store={store}", "--json")
     assert json.loads(shown.stdout)["run"] == "mine"
-    assert nightjar("result", "mine", "--store", str(tmp_path)).returncode == 0
-    missing = nightjar("result", "yours", f"store={tmp_path}")
+    assert nightjar("result", "mine", "--store", str(store)).returncode == 0
+    missing = nightjar("result", "yours", f"store={store}")
     assert missing.returncode == 7
     assert "known runs: mine" in missing.stderr
 

@@ -7,8 +7,11 @@ training, publishing and serving bring the very same scores to the gate, by ways
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import io
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,6 +143,25 @@ def pipeline(scores: pl.DataFrame, tmp_path_factory) -> Iterator[Pipeline]:
         yield Pipeline(folder, [f"+data.dense.{name}={{transform: none}}" for name in names_of_models(scores)])
 
 
+Judge = Callable[[str, str], tuple[int, GateRecord]]
+
+
+@pytest.fixture(scope="module")
+def judge_logits(scores: pl.DataFrame, tmp_path_factory) -> Judge:
+    """Exit code and record of ``nightjar judge`` on the logits of two models."""
+    path = tmp_path_factory.mktemp("logits") / "logits.parquet"
+    scores.write_parquet(path)
+
+    @functools.cache
+    def judged(candidate: str, incumbent: str) -> tuple[int, GateRecord]:
+        columns = ["--score", candidate, "--incumbent-score", incumbent, "--slice", "country", "--json", *LIMITS]
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            code = main(["judge", str(path), "--logits", *columns])
+        return code, GateRecord.from_json(json.loads(out.getvalue()))
+
+    return judged
+
+
 NE, SLICE_NE, SLICE_CALIBRATION = "NE against the incumbent", "slice: NE", "slice: calibration"
 # Candidate and incumbent, and the checks that hold the candidate, of slices without their values.
 PAIRS = {
@@ -191,15 +213,12 @@ def pairs() -> Iterator[Any]:
 
 @pytest.mark.parametrize("pair", pairs())
 def test_the_gate_of_the_pipeline_and_the_command_agree(
-    pipeline: Pipeline, scores: pl.DataFrame, tmp_path: Path, nightjar, pair: tuple[str, str]
+    pipeline: Pipeline, judge_logits: Judge, pair: tuple[str, str]
 ) -> None:
     """To the last bit: figures, intervals, plots and words."""
     gate = pipeline.judge(*pair)
-    scores.write_parquet(tmp_path / "logits.parquet")
-    columns = ["--score", pair[0], "--incumbent-score", pair[1], "--slice", "country", "--json", *LIMITS]
-    done = nightjar("judge", str(tmp_path / "logits.parquet"), "--logits", *columns)
-    judged = GateRecord.from_json(json.loads(done.stdout))
-    assert done.returncode == (6 if PAIRS[pair] else 0)
+    code, judged = judge_logits(*pair)
+    assert code == (6 if PAIRS[pair] else 0)
     for figure in FIGURES:
         assert getattr(judged, figure) == getattr(gate, figure), figure
     assert by_value(judged) == by_value(gate) and len(by_value(gate)) == 4
@@ -214,22 +233,20 @@ def by_value(record: GateRecord) -> dict:
     return {part.value: part for part in record.slices or ()}
 
 
-def test_probabilities_get_the_verdict_of_their_logits(scores: pl.DataFrame, tmp_path: Path, nightjar) -> None:
+def test_probabilities_get_the_verdict_of_their_logits(judge_logits: Judge, tmp_path: Path, nightjar) -> None:
     """But for the last digits: as float32, and in CSV in another order with a key."""
     recorded = pl.read_parquet(RECORDED).with_row_index("row")
     for candidate, incumbent in PAIRS:
         if "nearly" in (candidate, incumbent):
             continue
         columns = ["--slice", "country", "--json", *LIMITS]
-        scores.write_parquet(tmp_path / "logits.parquet")
-        chosen = ["--score", candidate, "--incumbent-score", incumbent]
-        expected = nightjar("judge", f"{tmp_path}/logits.parquet", "--logits", *chosen, *columns)
+        expected, theirs = judge_logits(candidate, incumbent)
         recorded.select("row", "label", "country", score=candidate).write_parquet(tmp_path / "new.parquet")
         other = recorded.select("row", score=incumbent).sample(fraction=1, shuffle=True, seed=1)
         other.write_csv(tmp_path / "old.csv")
         found = nightjar("judge", f"{tmp_path}/new.parquet", f"{tmp_path}/old.csv", "--key", "row", *columns)
-        assert found.returncode == expected.returncode, found.stderr
-        ours, theirs = (GateRecord.from_json(json.loads(done.stdout)) for done in (found, expected))
+        assert found.returncode == expected, found.stderr
+        ours = GateRecord.from_json(json.loads(found.stdout))
         assert [(check.name, check.passed) for check in ours.checks] == [
             (check.name, check.passed) for check in theirs.checks
         ]

@@ -1,10 +1,13 @@
 """``nightjar judge``: the gate's verdict on scores of any framework, files of all formats, and what it refuses."""
 
+import contextlib
 import dataclasses
+import io
 import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from datetime import date, datetime
@@ -17,7 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from pipeline import api
+from pipeline import api, cli
 from pipeline.config.compose import compose
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.evaluation import ScoredRows, SliceColumn, judge, measure
@@ -68,13 +71,30 @@ def scores() -> pl.DataFrame:
     )
 
 
-@pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scores: pl.DataFrame) -> Path:
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, scores: pl.DataFrame) -> Path:
     """A folder with the scores of each model in a file of its own, and both in one."""
-    monkeypatch.chdir(tmp_path)
-    scores.write_parquet("both.parquet")
+    folder: Path = tmp_path_factory.mktemp("files")
+    scores.write_parquet(folder / "both.parquet")
     for name in ("new", "old"):
-        scores.drop("new", "old").with_columns(scores[name].alias("score")).write_parquet(f"{name}.parquet")
+        scores.drop("new", "old").with_columns(scores[name].alias("score")).write_parquet(folder / f"{name}.parquet")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plain(files: Path) -> GateRecord:
+    """What the command says of ``new.parquet`` beside ``old.parquet``."""
+    out = io.StringIO()
+    with contextlib.chdir(files), contextlib.redirect_stdout(out):
+        assert cli.main(["judge", "new.parquet", "old.parquet", "--json"]) == 0
+    return GateRecord.from_json(json.loads(out.getvalue()))
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: Path) -> Path:
+    """A copy of ``files``, in which the test works."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
 
@@ -95,10 +115,9 @@ def test_a_better_model_passes_and_the_worse_one_is_held(work: Path, nightjar) -
     assert "a rise with at least 90% confidence" in " ".join(done.stdout.split())
 
 
-def test_one_file_with_two_columns_is_two_files(work: Path, nightjar) -> None:
+def test_one_file_with_two_columns_is_two_files(work: Path, nightjar, plain: GateRecord) -> None:
     one = record_of(nightjar("judge", "both.parquet", "--score", "new", "--incumbent-score", "old", "--json"))
-    two = record_of(nightjar("judge", "new.parquet", "old.parquet", "--json"))
-    assert without_names(one) == without_names(two) and one.change is not None
+    assert without_names(one) == without_names(plain) and one.change is not None
     assert (one.model, one.incumbent_version) == ("new", "old")
 
 
@@ -156,9 +175,8 @@ def test_all_formats_and_keys_in_any_order_give_the_same_record(work: Path, nigh
 
 
 @pytest.mark.parametrize("root", ["", "memory://parts/"])
-def test_files_of_a_folder_or_a_glob_are_read_by_name(work: Path, nightjar, root: str) -> None:
+def test_files_of_a_folder_or_a_glob_are_read_by_name(work: Path, nightjar, plain: GateRecord, root: str) -> None:
     """As Spark and Ray leave them, with a mark beside them."""
-    plain = record_of(nightjar("judge", "new.parquet", "old.parquet", "--json"))
     rows = pl.read_parquet("old.parquet")
     Path("old").mkdir()
     for number in (2, 0, 1):
@@ -172,9 +190,8 @@ def test_files_of_a_folder_or_a_glob_are_read_by_name(work: Path, nightjar, root
         assert without_names(record_of(done)) == without_names(plain)
 
 
-def test_keys_match_across_ways_to_store_them(work: Path, nightjar) -> None:
+def test_keys_match_across_ways_to_store_them(work: Path, nightjar, plain: GateRecord) -> None:
     """Text and categories, integers of other widths."""
-    plain = record_of(nightjar("judge", "new.parquet", "old.parquet", "--json"))
     kinds = ((pl.Categorical, pl.UInt8), (pl.String, pl.Int64))
     for name, (text, integer) in zip(("new", "old"), kinds, strict=True):
         frame = pl.read_parquet(f"{name}.parquet")
@@ -183,9 +200,8 @@ def test_keys_match_across_ways_to_store_them(work: Path, nightjar) -> None:
     assert found == plain
 
 
-def test_rows_are_sorted_by_time(work: Path, nightjar) -> None:
+def test_rows_are_sorted_by_time(work: Path, nightjar, plain: GateRecord) -> None:
     """Blocks of the bootstrap are rows that follow each other; CSV has times as text."""
-    plain = record_of(nightjar("judge", "new.parquet", "old.parquet", "--json"))
     rows = pl.read_parquet("both.parquet").sample(fraction=1, shuffle=True, seed=1)
     moments = pl.from_epoch(rows["time"], time_unit="s")
     rows.with_columns(moments.dt.to_string("%Y-%m-%d %H:%M:%S").alias("time")).write_csv("shuffled.csv")
@@ -653,8 +669,7 @@ def test_an_incumbent_whose_scores_are_no_probabilities_is_said(work: Path, nigh
     assert "calibration of the incumbent" not in nightjar("judge", "new.parquet").stdout
 
 
-def test_a_file_without_rows_in_a_folder_is_none(work: Path, nightjar) -> None:
-    plain = record_of(nightjar("judge", "new.parquet", "old.parquet", "--json"))
+def test_a_file_without_rows_in_a_folder_is_none(work: Path, nightjar, plain: GateRecord) -> None:
     frame = pl.read_parquet("old.parquet")
     Path("old").mkdir()
     for name, part in (("a", frame.clear()), ("b", frame.head(5000)), ("c", frame.slice(5000))):

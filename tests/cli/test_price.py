@@ -12,9 +12,11 @@ from pipeline.config.compose import compose, to_yaml
 from pipeline.plugins.capacity import rates, rehearsal
 from pipeline.records.result import Evaluation, IngestPart, Result, StageOutcome, TrainPart
 from pipeline.store import Store
+from tests import commands
 from tests.cli.test_nights_ahead import SETTINGS, dataset, publish
+from tests.few_features import FEW
 
-SMALL = ("experiment=demo", "data.synthetic.rows=3000", "hardware=laptop")
+SMALL = ("experiment=demo", *FEW, "data.synthetic.rows=3000", "hardware=laptop")
 PRICES = """\
 currency: EUR
 hardware:
@@ -65,7 +67,7 @@ def test_a_prediction_is_sealed_its_run_says_how_far_off_it_was_and_a_change_is_
     (waiting,) = json.loads(nightjar("price", "--sealed", "--json").stdout)["sealed"]
     assert waiting["state"] == "no run yet" and waiting["model"] == "dlrm"
 
-    assert nightjar("run", *SMALL, "run=one").returncode == 0
+    assert commands.nightjar("run", *SMALL, "run=one", cwd=tmp_path).returncode == 0
     part = json.loads(nightjar("result", "one", "--json").stdout)["prediction"]
     assert part["sha256"] == record["sha256"] and set(part["seconds"]) == {"train", "evaluate"}
     assert part["seconds"]["train"]["predicted_s"] == record["prediction"]["seconds"]["train"] > 0

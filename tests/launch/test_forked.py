@@ -16,10 +16,13 @@ import pytest
 from pipeline.core.errors import LaunchError
 from pipeline.launch.forked import ForkServer
 from pipeline.launch.forkserver import MEETING, RANK, Request
+from tests.commands import nightjar
+from tests.few_features import FEW
 from tests.launch.test_launched import HANGING, ROOT, SMALL, _name, start, wait_for_worker
 from tests.waits import PATIENCE, until
 
 TRAINING = [
+    *FEW,
     "data.synthetic.rows=12000",
     "data.synthetic.ids_per_feature=200",
     "model.embedding_dim=8",
@@ -126,7 +129,7 @@ def asked(server: subprocess.Popen, word: str, folder: Path, ranks: int) -> list
     return [int(server.stdout.readline()) for _ in range(ranks)]
 
 
-def test_ranks_that_are_forked_together_meet_and_all_of_them_end_with_the_server(tmp_path: Path) -> None:
+def test_ranks_that_are_forked_together_meet_on_the_loopback_alone_and_end_with_the_server(tmp_path: Path) -> None:
     with started(TOGETHER) as server:
         for word in ("first", "second"):  # each request has a meeting of its own
             asked(server, word, tmp_path, 3)
@@ -140,6 +143,8 @@ def test_ranks_that_are_forked_together_meet_and_all_of_them_end_with_the_server
         assert [rank.name() for rank in ranks] == [f"{RANK}0", f"{RANK}1"]
         children = psutil.Process(server.pid).children()
         assert sorted(child.name() for child in children) == [f"{RANK}0", f"{RANK}1", MEETING]
+        sockets = [each for child in children for each in child.net_connections("inet")]
+        assert {each.laddr.ip for each in sockets if each.status == psutil.CONN_LISTEN} == {"127.0.0.1"}
         server.kill()
         assert psutil.wait_procs(children, timeout=PATIENCE)[1] == []
 
@@ -212,20 +217,6 @@ def test_one_rank_that_is_told_to_stop_saves_its_steps_and_goes_on_later(tmp_pat
     assert launcher.returncode == 143, output
     stopped = re.search(r"stopped on SIGTERM after step (\d+); its checkpoint (\S+) is committed", output)
     assert stopped, output
-    again = start(tmp_path, *more, f"train.max_steps={int(stopped[1]) + 1}")
-    assert f"resumed from {stopped[2]} after step {stopped[1]}" in again.communicate(timeout=PATIENCE)[0]
-    assert again.returncode == 0
-
-
-def test_ranks_of_this_machine_meet_on_its_loopback_alone(tmp_path: Path) -> None:
-    with started(TOGETHER) as server:
-        asked(server, "wait", tmp_path, 2)
-        written = tmp_path / "wait.out"
-        until(lambda: written.exists() and written.read_text())
-        listening = {
-            connection.laddr.ip
-            for process in psutil.Process(server.pid).children()
-            for connection in process.net_connections("inet")
-            if connection.status == psutil.CONN_LISTEN
-        }
-    assert listening == {"127.0.0.1"}
+    again = nightjar("run", *more, f"train.max_steps={int(stopped[1]) + 1}", f"store={tmp_path}")
+    assert f"resumed from {stopped[2]} after step {stopped[1]}" in again.stdout
+    assert again.returncode == 0, again.stderr

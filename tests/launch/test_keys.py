@@ -132,11 +132,13 @@ FURTHER = ("tables", "strided", "coherent", "auto", "few")
 def test_a_setting_changes_the_keys_that_the_list_gives_it_and_no_others(configs: dict[str, Config], name: str) -> None:
     config, seen = configs[name], 0
     before = {key: key_config(key, config) for key in KEYS}
+    lines = [(key, use) for key in KEYS for use in uses(key, config)]
     for path in LEAVES:
         if path in DECIDING or path.startswith(OPTIONS) or (now := changed(config, path.split("."))) is None:
             continue
-        expected = {key for key in KEYS for use in uses(key, config) if use.covers(path) and not use.named}
-        derived = {key for key in KEYS for use in uses(key, config) if use.covers(path) and use.named}
+        covering = [(key, use.named) for key, use in lines if use.covers(path)]
+        expected = {key for key, named in covering if not named}
+        derived = {key for key, named in covering if named}
         moved = {key for key in KEYS if key_config(key, now) != before[key]}
         assert expected <= moved <= expected | derived | OTHERS.get(path, set()), path
         seen += 1

@@ -1,10 +1,14 @@
-"""Stages for real: forked from the fork server, ingest being the light one."""
+"""Stages for real: forked from the fork server, ingest being the light one.
+
+Launcher and server are forked from a warm one (tests/commands.py), but where it matters how they end.
+"""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
@@ -17,7 +21,9 @@ from pipeline.launch.forkserver import RANK
 from pipeline.launch.run_records import MARK, Report, clear_report, read_report, write_report
 from pipeline.launch.stage_logs import LoggedJob, exit_hint
 from pipeline.store import Store
-from tests.launch.launchers import launched
+from tests.commands import nightjar
+from tests.few_features import FEW
+from tests.launch.launchers import descendants_named, launched
 from tests.waits import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
@@ -45,22 +51,11 @@ if "fork-server" in sys.orig_argv:
 
     Ingest.run = hang
 """
-SMALL = ["data.synthetic.rows=2000", "stages=[ingest]", "launch.inline=[]", "run=x"]
-
-
-def nightjar(*arguments: str, **options: object) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "pipeline.cli", *arguments],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        **options,
-    )
+SMALL = [*FEW, "data.synthetic.rows=2000", "stages=[ingest]", "launch.inline=[]", "run=x"]
 
 
 def environment(place: Path, site: str) -> dict[str, str]:
-    """Variables with which every Python process does ``site`` first."""
+    """Variables with which every Python process, and every fork server, does ``site`` first."""
     (place / "site").mkdir(exist_ok=True)
     (place / "site" / "sitecustomize.py").write_text(site)
     return {**os.environ, "PYTHONPATH": str(place / "site")}
@@ -142,11 +137,14 @@ def test_children_end_with_their_launcher_and_the_run_goes_on_later(tmp_path: Pa
 
 
 def test_a_rank_that_is_killed_leaves_a_launch_error_with_the_signal(tmp_path: Path) -> None:
-    launcher = start(tmp_path, *SMALL, site=HANGING)
-    (rank,) = [child for child in wait_for_worker(launcher) if _name(child) == RANK]
-    os.kill(rank.pid, signal.SIGKILL)
-    output, _ = launcher.communicate(timeout=PATIENCE)
-    assert launcher.returncode == 8, output
+    with ThreadPoolExecutor(1) as runs:
+        run = runs.submit(nightjar, "run", *SMALL, f"store={tmp_path}", env=environment(tmp_path, HANGING))
+        until(lambda: run.done() or descendants_named(RANK))
+        for rank in descendants_named(RANK):
+            os.kill(rank.pid, signal.SIGKILL)
+        done = run.result(timeout=PATIENCE)
+    output = done.stdout + done.stderr
+    assert done.returncode == 8, output
     assert json.loads((tmp_path / "runs/x/result.json").read_text())["error"]["exit_code"] == 8
     assert "the ingest stage failed: rank 0 was killed by signal 9" in output
     assert f"log: {tmp_path}/runs/x/logs/ingest.log" in output

@@ -13,10 +13,12 @@ import pytest
 
 from pipeline.records import PHASES
 from tests.commands import nightjar
+from tests.few_features import FEW
 from tests.waits import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
+    *FEW,
     "data.synthetic.rows=12000",
     "data.synthetic.ids_per_feature=200",
     "model.embedding_dim=8",

@@ -26,10 +26,39 @@ COMMANDS = (Command(name="{name}", help="greet", add_arguments=add, after="runs"
 """
 
 
+# Several command lines in one process, each with its exit code and what it printed.
+IN_TURN = """
+import contextlib, io, json, sys
+from pipeline.cli import main
+
+done = []
+for arguments in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    sys.argv = ["nightjar", *arguments]
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main()
+    done.append([code, out.getvalue(), err.getvalue()])
+print(json.dumps(done))
+"""
+SETTINGS = ["data=clicks", "train.global_batch=128", "train.threads_per_rank=1"]
+Ran = tuple[Path, list[tuple[int, str, str]]]
+
+
 def nightjar(site: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return python(site, cwd, "-m", "pipeline.cli", *arguments)
+
+
+def nightjar_in_turn(site: Path, cwd: Path, *commands: list[str]) -> list[tuple[int, str, str]]:
+    """Exit code, output and errors of each."""
+    done = python(site, cwd, "-c", IN_TURN, json.dumps(commands))
+    assert done.returncode == 0, done.stderr
+    return [tuple(each) for each in json.loads(done.stdout.splitlines()[-1])]
+
+
+def python(site: Path, cwd: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(site), str(ROOT)])
     return subprocess.run(
-        [sys.executable, "-m", "pipeline.cli", *arguments],
+        [sys.executable, *arguments],
         cwd=cwd,
         capture_output=True,
         text=True,
@@ -48,11 +77,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-@pytest.fixture
-def database(tmp_path: Path) -> Path:
-    """Clicks that follow the user."""
-    draw = random.Random(7)
-    with closing(sqlite3.connect(tmp_path / "clicks.db")) as connection:
+@pytest.fixture(scope="module")
+def ran(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    """A folder with clicks that follow the user, and what a draft of their schema, a run and a mistake said."""
+    folder, draw = tmp_path_factory.mktemp("clicks"), random.Random(7)
+    with closing(sqlite3.connect(folder / "clicks.db")) as connection:
         connection.execute("CREATE TABLE clicks (label INTEGER, price REAL, user TEXT, item TEXT)")
         for _ in range(ROWS):
             user, item = draw.randrange(30), draw.randrange(20)
@@ -60,31 +89,32 @@ def database(tmp_path: Path) -> Path:
             row = (label, draw.random(), f"u{user}", f"i{item}")
             connection.execute("INSERT INTO clicks VALUES (?, ?, ?, ?)", row)
         connection.commit()
-    return tmp_path / "clicks.db"
+    inline = "launch.inline=[ingest,plan,partition,train,evaluate]"
+    return folder, nightjar_in_turn(
+        site,
+        folder,
+        ["init", "sqlite:clicks.db", "--option", "table=clicks", "--name", "clicks"],
+        ["run", "run=own", "track.to=[ledger]", *SETTINGS, inline],
+        ["ingest", "data=clicks", "run=own", "data.options.table='a b'"],
+    )
 
 
-def test_a_connector_and_a_tracker_of_a_package_do_what_ours_do(site: Path, database: Path) -> None:
-    folder = database.parent
-    drafted = nightjar(site, folder, "init", "sqlite:clicks.db", "--option", "table=clicks", "--name", "clicks")
-    assert drafted.returncode == 0, drafted.stderr
-    settings = ["run=own", "data=clicks", "track.to=[ledger]", "train.global_batch=128", "train.threads_per_rank=1"]
-    done = nightjar(site, folder, "run", *settings)
-    assert done.returncode == 0, done.stderr
+def test_a_connector_and_a_tracker_of_a_package_do_what_ours_do(ran: Ran) -> None:
+    folder, (drafted, done, wrong) = ran
+    assert drafted[0] == 0, drafted
+    assert done[0] == 0, done
     result = json.loads((folder / "store/runs/own/result.json").read_text())
     assert result["ingest"]["rows"] == ROWS
     (line,) = [json.loads(text) for text in (folder / "ledger.jsonl").read_text().splitlines()]
     assert (line["run"], line["status"]) == ("own", "done") and line["steps"] > 5
-    wrong = nightjar(site, folder, "ingest", "data=clicks", "run=own", "data.options.table='a b'")
-    assert wrong.returncode == 2
-    assert "data.options.table is 'a b'" in wrong.stderr and "hint: data.options.table=clicks" in wrong.stderr
+    assert wrong[0] == 2
+    assert "data.options.table is 'a b'" in wrong[2] and "hint: data.options.table=clicks" in wrong[2]
 
 
 @pytest.mark.parametrize("inline", ["[ingest]", "[]"], ids=["in the launcher", "in a rank"])
-def test_an_unexpected_error_of_a_package_names_the_package(site: Path, database: Path, inline: str) -> None:
-    folder = database.parent
-    broken = shutil.copytree(site, folder / "site")
-    drafted = nightjar(broken, folder, "init", "sqlite:clicks.db", "--option", "table=clicks", "--name", "clicks")
-    assert drafted.returncode == 0, drafted.stderr
+def test_an_unexpected_error_of_a_package_names_the_package(site: Path, ran: Ran, tmp_path: Path, inline: str) -> None:
+    folder = shutil.copytree(ran[0], tmp_path / "clicks", ignore=shutil.ignore_patterns("store"))
+    broken = shutil.copytree(site, tmp_path / "site")
     rows = broken / "own_plugin" / "sqlite_rows.py"
     rows.write_text(rows.read_text().replace("        first = 1\n", "        first = 1 // 0\n"))
     done = nightjar(broken, folder, "ingest", "data=clicks", "run=own", f"launch.inline={inline}")

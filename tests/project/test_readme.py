@@ -113,8 +113,11 @@ STAND_INS = {"<image by digest>": f"registry/nightjar@sha256:{'0' * 64}", "<host
 OWN_WORDS = re.compile("(date|from|to|search|study)=")
 
 
-def understand(line: str) -> None:
-    """Parse a command line and compose all its overrides; NightjarError or SystemExit where that cannot be."""
+def understand(line: str, composed: set[tuple[bool, tuple[str, ...]]]) -> None:
+    """Parse a command line and compose all its overrides; NightjarError or SystemExit where that cannot be.
+
+    ``composed``: what need not be composed again, to which this line's jobs are added.
+    """
     for name, value in STAND_INS.items():
         line = line.replace(name, value)
     known = cli.find_commands()
@@ -131,16 +134,20 @@ def understand(line: str) -> None:
     else:
         jobs = sweep(overrides)
     for job in jobs:
-        compose(job, night=options.command == "nightly")
+        night = options.command == "nightly"
+        if (night, tuple(job)) not in composed:
+            compose(job, night=night)
+            composed.add((night, tuple(job)))
 
 
 def test_nightjar_lines_parse_and_compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_own_schema(tmp_path)
     monkeypatch.chdir(tmp_path)
-    misunderstood = []
+    misunderstood: list[str] = []
+    composed: set[tuple[bool, tuple[str, ...]]] = set()
     for line in [*NIGHTJAR, *SHOWN]:
         try:
-            understand(line)
+            understand(line, composed)
         except (NightjarError, SystemExit) as error:
             misunderstood.append(f"{line}: {error}")
     assert len(NIGHTJAR) > 20 and len(SHOWN) > 5

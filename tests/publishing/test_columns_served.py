@@ -18,7 +18,6 @@ from pipeline.serving.scorer import _Lists
 from pipeline.stages.release_gate import chosen_rows
 from pipeline.store import Store
 from pipeline.training.parquet import SplitReader
-from tests.commands import nightjar
 from tests.publishing import made
 
 ROWS, SEED = 3000, 7
@@ -38,6 +37,7 @@ RUN = [
     "model.embedding_dim=4",
     "model.bottom_mlp=[8]",
     "model.top_mlp=[8]",
+    "train.threads_per_rank=1",
     "train.global_batch=128",
     "train.warmup_steps=2",
     "train.precision=fp32",
@@ -112,8 +112,7 @@ def folder(tmp_path_factory) -> Path:
     log_of(ROWS, 0).write_parquet(folder / "mon.parquet")
     write_jsonl(log_of(ROWS, 1), folder / "tue.jsonl")
     for file, more in (("mon.parquet", ["data=parquet"]), ("tue.jsonl", ["data=jsonl", *CALIBRATED])):
-        done = nightjar("run", *more, *RUN, f"data.path={folder}/{file}", f"store={folder}/store")
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert cli.main(["run", *more, *RUN, f"data.path={folder}/{file}", f"store={folder}/store"]) == 0
     return folder
 
 

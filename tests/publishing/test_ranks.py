@@ -31,8 +31,11 @@ from tests.embeddings.ranks import spawn
 from tests.publishing import made
 
 WORLDS = (2, 3, 4)
+TABLES = 8
 SMALL = [
     "experiment=demo",
+    *(f"~data.sparse.C{number}" for number in range(TABLES + 1, 27)),
+    *(f"~data.dense.I{number}" for number in range(4, 14)),
     "data.synthetic.rows=12000",
     "ingest.rows_per_group=300",
     "data.split.validation_share=0.2",
@@ -143,7 +146,7 @@ def test_versions_of_several_ranks_have_the_bytes_and_the_record_of_one(publishe
     found = published(case, 1)
     assert len(found) == 2 and published(case, world) == found
     (files, gate), (_, beside) = found
-    assert sum(file.startswith("tables/") for file in files) == 26
+    assert sum(file.startswith("tables/") for file in files) == TABLES
     assert gate["importance"] and gate["coverage"] and (gate["slices"] or case == "calibrated")
     record = GateRecord.from_json(beside)
     assert record.change.ne.point == (0 if case != "calibrated" else pytest.approx(0, abs=0.2))

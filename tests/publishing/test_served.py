@@ -159,6 +159,12 @@ def test_a_program_that_could_run_code_is_refused(tmp_path: Path) -> None:
         read_program(path)
 
 
+def archive_in(folder: Path) -> Path:
+    """An archive as ``made.write_version`` puts it beside the tables."""
+    (folder / PROGRAM).write_bytes(made.archive())
+    return folder / PROGRAM
+
+
 def changed(path: Path, edit: Callable[[str, bytes], bytes], **more: bytes) -> Path:
     """Change entries of the archive at ``path``, and add ``more``."""
     with zipfile.ZipFile(path) as archive:
@@ -210,8 +216,7 @@ RELU = "torch.ops.aten.relu.default"
 
 
 def test_an_archive_of_an_earlier_release_gives_its_program_and_nothing_else(tmp_path: Path) -> None:
-    store, ran = Store(str(tmp_path / "store")), tmp_path / "ran"
-    program = Path(store.full(f"{made.write_version(store, 'fp32')}/{PROGRAM}"))
+    ran, program = tmp_path / "ran", archive_in(tmp_path)
     dense, embeddings = torch.randn(4, 2), torch.randn(4, 3, built.DIM)
     with torch.no_grad():
         wanted = made.dense_part()(dense, embeddings)
@@ -255,16 +260,14 @@ def test_an_archive_of_an_earlier_release_gives_its_program_and_nothing_else(tmp
 def test_an_archive_with_more_than_data_is_refused_before_torch_sees_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edit: Any, more: dict[str, bytes], words: str
 ) -> None:
-    store = Store(str(tmp_path))
-    program = Path(store.full(f"{made.write_version(store, 'fp32')}/{PROGRAM}"))
+    program = archive_in(tmp_path)
     monkeypatch.setattr(torch.export, "load", lambda *_: pytest.fail("torch has opened it"))
     with pytest.raises(ArtifactError, match=f"holds {words}.* which could run code when opened"):
         read_program(changed(program, edit, **more))
 
 
 def test_an_archive_that_is_cut_off_is_an_error_that_says_so(tmp_path: Path) -> None:
-    store = Store(str(tmp_path))
-    program = Path(store.full(f"{made.write_version(store, 'fp32')}/{PROGRAM}"))
+    program = archive_in(tmp_path)
     whole = program.read_bytes()
     for length in (0, 10, len(whole) // 2, len(whole) - 5):
         program.write_bytes(whole[:length])
@@ -282,8 +285,7 @@ WEIGHTS_CONFIG = "data/weights/model_weights_config.json"
 def test_an_archive_whose_entries_are_nonsense_is_an_error_that_says_so(
     tmp_path: Path, entry: str, data: bytes
 ) -> None:
-    store = Store(str(tmp_path))
-    program = Path(store.full(f"{made.write_version(store, 'fp32')}/{PROGRAM}"))
+    program = archive_in(tmp_path)
     with pytest.raises(ArtifactError, match="is not an exported program"):
         read_program(changed(program, lambda name, was: data if name == entry else was))
 
@@ -311,8 +313,7 @@ def test_parameters_of_an_archive_may_have_the_names_of_any_features(tmp_path: P
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [0.0, 0.5], ids=["gone", "cut"])
 def test_an_archive_with_an_entry_that_is_cut_off_is_read_or_refused(tmp_path: Path, kept: float) -> None:
-    store = Store(str(tmp_path))
-    program = Path(store.full(f"{made.write_version(store, 'fp32')}/{PROGRAM}"))
+    program = archive_in(tmp_path)
     with zipfile.ZipFile(program) as archive:
         entries = {entry.filename: archive.read(entry) for entry in archive.infolist()}
     for damaged in entries:

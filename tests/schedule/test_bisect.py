@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -41,7 +42,9 @@ from tests.records.made import figures, gate_record, interval
 from tests.schedule.test_base import publish
 
 RUN = "clicks-2026-01-02"
-DAY = ["publish.model=clicks", "data.day=2026-01-02"]
+# Three features in place of 39: each run reads and writes its settings several times.
+FEW = [f"~data.dense.I{n}" for n in range(2, 14)] + [f"~data.sparse.C{n}" for n in range(3, 27)]
+DAY = [*FEW, "publish.model=clicks", "data.day=2026-01-02"]
 START = "checkpoint.init_from=runs/clicks-2026-01-01/checkpoints/c/step-00000009"
 SETTINGS = {"train.lr": 0.3, "train.sparse_lr": 0.2, "train.warmup_steps": 7, "train.precision": "fp32"}
 CHANGED = [f"{path}={value}" for path, value in SETTINGS.items()]
@@ -108,15 +111,22 @@ class Runs:
         return run_nights(days, config_of, self.store, self.run, keep_going=False, deadline=deadline)
 
 
-@pytest.fixture
-def runs(tmp_path: Path) -> Runs:
-    """A published night, and one with other ``SETTINGS`` that is held."""
-    store = Store(str(tmp_path))
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a store with a published night, and one with other ``SETTINGS`` that is held."""
+    folder = tmp_path_factory.mktemp("made")
+    store = Store(str(folder))
     publish(store, 1)
-    found = Runs(store)
     store.write_bytes("runs/clicks-2026-01-01/config.yaml", to_yaml(FORMER).encode())
-    found.run(HELD)
-    return found
+    Runs(store).run(HELD)
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path, made: Path) -> Runs:
+    """The runs of a copy of the store ``made``."""
+    shutil.copytree(made, tmp_path, dirs_exist_ok=True)
+    return Runs(Store(str(tmp_path)))
 
 
 def spoilt_by(*paths: str) -> Callable[[Config], bool]:

@@ -39,6 +39,7 @@ SETTINGS = (
     "publish.model=clicks",
     "nightly.wait_minutes=0",
 )
+FEW = tuple(f"~data.sparse.C{number}" for number in range(9, 27))
 WORLD = ("data.synthetic.rows=7000", "data.synthetic.ids_per_feature=200", "data.synthetic.new_ids=0.02")
 
 
@@ -90,15 +91,15 @@ def nights(tmp_path_factory: pytest.TempPathFactory) -> Nights:
     lines = spoilt.read_text().splitlines(keepends=True)
     spoilt.write_text("".join(f"1{line[1:]}" if i % 4 == 0 else line for i, line in enumerate(lines)))
     found = Nights(folder)
-    found.night("01")
-    found.night("02")
+    found.night("01", *FEW)
+    found.night("02", *FEW)
     with serving(200) as url:
-        found.night("03", f"nightly.webhook={url}")
+        found.night("03", *FEW, f"nightly.webhook={url}")
         found.posted = list(Hook.bodies)
-    found.night("02 again")
-    found.night("03 again")
-    found.night("04")
-    found.night("01 forced", "force=true")
+    found.night("02 again", *FEW)
+    found.night("03 again", *FEW)
+    found.night("04", *FEW)
+    found.night("01 forced", *FEW, "force=true")
     return found
 
 

@@ -23,6 +23,8 @@ from tests.embeddings.ranks import spawn
 from tests.tiers import with_slow
 from tests.training.test_train import run_case, trained
 
+# The cheaper one, where nothing is asked of what compiled code computes.
+TRACED, PLAIN = "aot_eager", "eager"
 NEVER, ALWAYS = -1.0, float("inf")  # the share of the eager passes' time that pays
 
 
@@ -30,7 +32,7 @@ def broken(*_):
     raise RuntimeError("no compiler here")
 
 
-def run(folder, name, *, backend="aot_eager", shortest=0.0, worth=ALWAYS, **case):
+def run(folder, name, *, backend=TRACED, shortest=0.0, worth=ALWAYS, **case):
     """A training, the lines it logged, what was decided as its checkpoint has it, and the kept times."""
     lines = []
     handler = logging.Handler()
@@ -61,10 +63,10 @@ def run_all(folder):
     outcomes = {
         "short": run(folder, "short", shortest=compiling.SHORTEST),
         "never": run(folder, "never", compile=False),
-        "slower": run(folder, "slower", worth=NEVER),
+        "slower": run(folder, "slower", backend=PLAIN, worth=NEVER),
         "faster": run(folder, "faster"),
         "parts": run(folder, "parts", accumulate=3),
-        "broken": run(folder, "broken", backend=broken if last else "aot_eager"),
+        "broken": run(folder, "broken", backend=broken if last else PLAIN),
     }
     # Another training on the same machine takes the times that the first one kept.
     store = Store(str(folder / "faster"))
@@ -76,12 +78,12 @@ def run_all(folder):
             times = {"eager_ms": eager, "compiled_ms": 1.0, "seconds": 1.0}
             Store(str(folder / case)).write_json(f"compile/{name}", {**record, "times": times})
         dist.barrier()
-        outcomes[case] = run(folder, case)
+        outcomes[case] = run(folder, case, backend=PLAIN)
     # A session that continues compiles where the one before did, whatever the times say by now.
     outcomes["resumed"] = run(
         folder, "resumed", worth=ALWAYS, max_steps=9, then={"epochs": 2}, checkpoint=CheckpointConfig(every_steps=6)
     )
-    outcomes["ended"] = run(folder, "ended", then={"max_steps": None})
+    outcomes["ended"] = run(folder, "ended", backend=PLAIN, then={"max_steps": None})
     (folder / f"rank{rank}.json").write_text(json.dumps(outcomes))
 
 

@@ -24,6 +24,7 @@ from pipeline.training.predict import predict
 from pipeline.training.sampler import Order
 from pipeline.training.trainer import train
 from tests.embeddings.ranks import plan_for, spawn
+from tests.few_features import FEW
 from tests.training.dataset import KEY, write_dataset
 from tests.training.test_train import ROWS, config, digests, trained
 
@@ -179,6 +180,7 @@ def test_a_resumed_training_learns_from_the_same_scores(outcomes, ranks):
 
 SMALL = [
     "data=synthetic",
+    *FEW,
     "data.name=clicks",
     "data.synthetic.rows=4000",
     "data.synthetic.ids_per_feature=60",

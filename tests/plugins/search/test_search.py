@@ -61,7 +61,7 @@ def overrides(folder: Path) -> list[str]:
         "model.top_mlp=[32,16]",
         "train.global_batch=64",
         "train.threads_per_rank=1",
-        "search.epochs=3",
+        "search.epochs=2",
         "search.lr=0.03",
         "search.cost=0.05",
         "search.memory=0.05",
@@ -99,7 +99,8 @@ def test_it_writes_a_record_a_page_and_an_experiment_that_trains(folder: Path, d
         if name.startswith("width of "):
             assert config.model.dim_of(name.removeprefix("width of ")) == each.chosen
     run = ["experiment=best", "run=found", f"store={folder}/store", "stages=[ingest,plan,partition,train,evaluate]"]
-    result = nightjar("run", "-cd", str(folder / "my"), *run, "train.threads_per_rank=1")
+    one = ["train.threads_per_rank=1", "launch.inline=[ingest,plan,partition,train,evaluate]"]
+    result = nightjar("run", "-cd", str(folder / "my"), *run, *one)
     assert result.returncode == 0, result.stderr
     ne = json.loads((folder / "store/runs/found/result.json").read_text())["eval"]["ne"]
     assert ne < 1
@@ -135,8 +136,8 @@ def _killed_in_step(number: int, arguments: list[str]) -> None:
     main()
 
 
-# Of 360 steps: after choices were measured twice; and before that, while the weights learn alone.
-@pytest.mark.parametrize("steps", [(275,), pytest.param((20, 275), marks=pytest.mark.slow)], ids=["once", "twice"])
+# Of 240 steps: after choices were measured twice; and before that, while the weights learn alone.
+@pytest.mark.parametrize("steps", [(184,), pytest.param((20, 184), marks=pytest.mark.slow)], ids=["once", "twice"])
 def test_a_killed_search_goes_on_bit_for_bit(folder: Path, done: Path, steps: tuple[int, ...]) -> None:
     store = folder / f"killed-{len(steps)}"
     command = ["search", *overrides(folder), f"store={store}", "search=first"]
@@ -230,7 +231,15 @@ class SharedWidth(SearchPart):
 
 def test_a_part_of_another_package_is_searched_like_the_others(folder: Path, done: Path) -> None:
     with SEARCH_PARTS.added(SharedWidth()):
-        config = compose([*overrides(folder), "search.parts=[shared_width]", "search.memory=1.0", "search.name=own"])
+        config = compose(
+            [
+                *overrides(folder),
+                "search.parts=[shared_width]",
+                "search.memory=1.0",
+                "search.epochs=1",
+                "search.name=own",
+            ]
+        )
         config, store, dataset = dataset_of(config)
         space = ArchitectureSpace.of(config, *read_dataset(store, dataset))
         record, again = (search(space, store, dataset) for _ in range(2))
