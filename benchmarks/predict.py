@@ -39,13 +39,13 @@ def main() -> None:
     cases: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for log in given.logs:
-            data = log_settings(log, folder, given.rows)
-            python(*NIGHTJAR, "ingest", "hardware=auto", "run=data", *data)
             names = [name for name in given.models if name in (BLOCKS if log == "users" else RANKERS)]
             for threads in given.threads:
+                # A store of its own: the key of a plan does not name the threads, so another one would be used again.
+                data = [*log_settings(log, folder, given.rows), f"store={folder}/{threads}"]
                 for name in names:
                     chosen = f"model.sequences.history.block={name}" if log == "users" else f"model={name}"
-                    found = predict_and_train(folder, f"{log}-{name}-{threads}", [*data, chosen], threads)
+                    found = predict_and_train(f"{folder}/{threads}", f"{log}-{name}", [*data, chosen], threads)
                     cases.append({"log": log, "model": name, "threads": threads, **found})
                     show(f"{log}, {name}, {threads} thread(s)", found, ".2f")
     if given.keep:
@@ -54,27 +54,26 @@ def main() -> None:
 
 
 def log_settings(log: str, folder: str, rows: int) -> list[str]:
-    """The settings of a log: its data, its batch and its store in ``folder``."""
-    store = [f"store={folder}/store", *TRAIN]
+    """The settings of a log: its data, in ``folder`` where it is written anew, and its batch."""
     if log == "demo":
-        return ["data=synthetic", f"data.synthetic.rows={rows}", *store]
+        return ["data=synthetic", f"data.synthetic.rows={rows}", *TRAIN]
     if log == "users":
-        return ["experiment=histories", f"data.synthetic.rows={rows}", *store]
+        return ["experiment=histories", f"data.synthetic.rows={rows}", *TRAIN]
     plain = [each for each in settings_of(log, folder, 1, rows) if not each.startswith(("train.", "hardware="))]
-    return [*plain, f"train.global_batch={256 if log == 'adult' else 1024}", *store]
+    return [*plain, f"train.global_batch={256 if log == 'adult' else 1024}", *TRAIN]
 
 
-def predict_and_train(folder: str, run: str, settings: list[str], threads: int) -> dict[str, float]:
+def predict_and_train(store: str, run: str, settings: list[str], threads: int) -> dict[str, float]:
     """Plan and train one case on so many cores; its figures by name."""
     cores = sorted(os.sched_getaffinity(0))[:threads]
     python(
         *(*NIGHTJAR, "run", *settings, "hardware=auto", f"run={run}", "stages=[ingest,plan,partition,train]"),
         f"train.threads_per_rank={threads}",
         enter=lambda: os.sched_setaffinity(0, cores),
-        XDG_CACHE_HOME=f"{folder}/cache",
-        XDG_CONFIG_HOME=f"{folder}/config",
+        XDG_CACHE_HOME=f"{store}/cache",
+        XDG_CONFIG_HOME=f"{store}/config",
     )
-    trained = result_of(f"{folder}/store", run)["train"]
+    trained = result_of(store, run)["train"]
     step, memory = trained["step"], trained["memory"]
     return {
         "predicted_ms": step["predicted_ms"],

@@ -39,10 +39,12 @@ TRIALS = (
     Trial(rows=(1_000,) * 16, zipf=1.1, dim=16, bottom=(64,), top=(128, 64), batch=1_024, ranker="masknet"),
     Trial(rows=(1_000,) * 26, zipf=1.1, dim=16, bottom=(), top=(256, 128), batch=2_048, ranker="dcnv2"),
     Trial(rows=(1_000,) * 8, zipf=1.1, dim=16, bottom=(), top=(64,), batch=256, ranker="mlp"),
+    # More than caches hold.
+    Trial(rows=(10_000,) * 26, zipf=1.1, dim=16, bottom=(), top=(64,), batch=8_192, ranker="deepfm"),
 )
 # What the few times are to say, in proportion: figures that are usual on a CPU.
 USUAL = HardwareConfig(
-    name="usual", dense_gflop_per_s=400.0, moved_gb_per_s=8.0, operation_us=15.0, step_overhead_ms=1.0
+    name="usual", dense_gflop_per_s=1_000.0, moved_gb_per_s=6.0, operation_us=20.0, step_overhead_ms=0.5
 )
 # Numbers of batches. With several ranks, the pipeline reads ahead of its steps.
 WARM_UP, STEPS, AHEAD = 2, 5, 3

@@ -167,8 +167,9 @@ def row_bytes(schema: DatasetSchema, profile: Profile) -> float:
             size += profile.sparse[column.name].pooling * per_id + OFFSET
         else:
             size += FLOAT
-    for event in schema.event_columns:
-        size += profile.sparse[event.name].pooling * (FLOAT + OFFSET) + OFFSET
+    for sequence in schema.sequences:
+        # The columns of a sequence share one array of offsets.
+        size += OFFSET + sum(profile.sparse[event.name].pooling for event in sequence.columns) * FLOAT
     return size
 
 
