@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import queue
 import statistics
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -97,8 +99,7 @@ def _step_ms(config: Config, trial: Trial, device: torch.device) -> float:
     trained, drawn = trial.config(config.hardware, STEPS, config.train), draw(trial, WARM_UP + STEPS + AHEAD)
     plan = whole_tables(trained, drawn.schema, drawn.profile)
     trainer = StepExecutor(select_model_settings(trained), drawn.schema, plan, device, total=STEPS)
-    # Made before, so that steps do not wait for them.
-    batches = iter(list(_batches_of_rank(drawn, trial.batch, device)))
+    batches = _made_ahead(_batches_of_rank(drawn, trial.batch, device))
     spent = []
     for _ in range(WARM_UP + STEPS):
         began = time.perf_counter()
@@ -106,6 +107,19 @@ def _step_ms(config: Config, trial: Trial, device: torch.device) -> float:
         spent.append(1e3 * (time.perf_counter() - began))
     trainer.close()
     return statistics.median(spent[WARM_UP:])
+
+
+def _made_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    # Another thread makes them, as it does in a training, and takes its share of the CPUs from the steps.
+    made: queue.Queue[Batch | None] = queue.Queue(AHEAD)
+
+    def make() -> None:
+        for batch in batches:
+            made.put(batch)
+        made.put(None)
+
+    threading.Thread(target=make, daemon=True).start()
+    yield from iter(made.get, None)
 
 
 def _batches_of_rank(drawn: Drawn, batch: int, device: torch.device) -> Iterator[Batch]:
