@@ -45,7 +45,8 @@ TRIALS = (
     Trial(rows=spread_rows(10), zipf=1.1, dim=16, bottom=(512, 64), top=(256,), batch=8192),
     Trial(rows=spread_rows(20), zipf=1.1, dim=64, bottom=(64,), top=(64, 32), batch=2048),
     Trial(rows=spread_rows(5), zipf=1.1, dim=32, bottom=(64, 256), top=(512, 64), batch=4096),
-    # Models of many small operations, and of few, beside DLRM: else the cost of a call looks like that of a step.
+    # Models of many small operations, and of few, beside DLRM: otherwise the cost of a call
+    # cannot be told from that of a step.
     Trial(rows=spread_rows(8), zipf=1.1, dim=16, bottom=(64,), top=(64,), batch=256, ranker="dhen"),
     Trial(rows=spread_rows(26), zipf=1.1, dim=16, bottom=(64,), top=(128, 64), batch=2048, ranker="masknet"),
     Trial(rows=spread_rows(16), zipf=1.1, dim=16, bottom=(), top=(256, 128), batch=4096, ranker="dcnv2"),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import queue
 import statistics
-import threading
 import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -41,15 +41,16 @@ TRIALS = (
     Trial(rows=(1_000,) * 16, zipf=1.1, dim=16, bottom=(64,), top=(128, 64), batch=1_024, ranker="masknet"),
     Trial(rows=(1_000,) * 26, zipf=1.1, dim=16, bottom=(), top=(256, 128), batch=2_048, ranker="dcnv2"),
     Trial(rows=(1_000,) * 8, zipf=1.1, dim=16, bottom=(), top=(64,), batch=256, ranker="mlp"),
-    # More than caches hold.
+    # One whose values exceed the caches.
     Trial(rows=(10_000,) * 26, zipf=1.1, dim=16, bottom=(), top=(64,), batch=8_192, ranker="deepfm"),
 )
-# What the few times are to say, in proportion: figures that are usual on a CPU.
+# Usual figures of a CPU, whose proportions guide a fit to few times.
 USUAL = HardwareConfig(
     name="usual", dense_gflop_per_s=1_000.0, moved_gb_per_s=6.0, operation_us=20.0, step_overhead_ms=0.5
 )
-# Numbers of batches. With several ranks, the pipeline reads ahead of its steps.
+# Numbers of batches. With several ranks, the pipeline reads ahead of its steps. The reader must not come to its end.
 WARM_UP, STEPS, AHEAD = 2, 5, 3
+BATCHES = WARM_UP + STEPS + 2 * AHEAD + 1
 
 
 def quick_figures(config: Config) -> dict[str, float]:
@@ -70,7 +71,7 @@ def quick_figures(config: Config) -> dict[str, float]:
     hardware = replace(hardware, **figures)
     steps = []
     for trial, ms in zip(TRIALS, timed[0]["steps"], strict=True):
-        drawn = draw(trial, WARM_UP + STEPS + AHEAD)
+        drawn = draw(trial, BATCHES)
         steps.append(step_time(trial.config(hardware, STEPS, config.train), drawn.schema, drawn.profile, ms))
     rates, slowdown = fit_steps(steps, usual)
     figures = figures | rates | slower_kernels(figures, slowdown)
@@ -96,7 +97,7 @@ def _step_ms(config: Config, trial: Trial, device: torch.device) -> float:
     from pipeline.training.config_settings import select_model_settings
     from pipeline.training.step import StepExecutor
 
-    trained, drawn = trial.config(config.hardware, STEPS, config.train), draw(trial, WARM_UP + STEPS + AHEAD)
+    trained, drawn = trial.config(config.hardware, STEPS, config.train), draw(trial, BATCHES)
     plan = whole_tables(trained, drawn.schema, drawn.profile)
     trainer = StepExecutor(select_model_settings(trained), drawn.schema, plan, device, total=STEPS)
     batches = _made_ahead(_batches_of_rank(drawn, trial.batch, device))
@@ -110,16 +111,12 @@ def _step_ms(config: Config, trial: Trial, device: torch.device) -> float:
 
 
 def _made_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
-    # Another thread makes them, as it does in a training, and takes its share of the CPUs from the steps.
-    made: queue.Queue[Batch | None] = queue.Queue(AHEAD)
-
-    def make() -> None:
-        for batch in batches:
-            made.put(batch)
-        made.put(None)
-
-    threading.Thread(target=make, daemon=True).start()
-    yield from iter(made.get, None)
+    # Another thread makes a batch for each that is taken, as in a training, and takes its share of the CPUs.
+    with ThreadPoolExecutor(1) as reader:
+        made = deque(reader.submit(next, batches, None) for _ in range(AHEAD))
+        while (batch := made.popleft().result()) is not None:
+            made.append(reader.submit(next, batches, None))
+            yield batch
 
 
 def _batches_of_rank(drawn: Drawn, batch: int, device: torch.device) -> Iterator[Batch]:

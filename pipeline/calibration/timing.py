@@ -48,7 +48,7 @@ BLOCK = 1 << 22
 def time_kernels(
     device: torch.device, meet: Callable[[], None], shapes: Sequence[tuple[int, int, int, int]] = KERNEL_SHAPES
 ) -> list[KernelTime]:
-    """Time the kernel that trains tables over ``shapes``; ``meet`` comes before each, so that ranks start together."""
+    """Time the kernel that trains tables over ``shapes``; ``meet`` is called before each: ranks start together."""
     import torch
 
     times = []

@@ -39,7 +39,7 @@ class Trial:
 
     def __str__(self) -> str:
         widths = f"{'-'.join(map(str, self.bottom))} / {'-'.join(map(str, self.top))}"
-        return f"{len(self.rows)} tables, {sum(self.rows):,} rows, D {self.dim}, B {self.batch}, {widths}"
+        return f"{len(self.rows)} tables, {sum(self.rows):,} rows, D {self.dim}, B {self.batch}, {self.ranker} {widths}"
 
     def config(self, hardware: HardwareConfig, steps: int, train: TrainConfig | None = None) -> Config:
         """Return the configuration that trains it for ``steps`` steps, with the precision and threads of ``train``."""

@@ -15,11 +15,12 @@ _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm"})
 # The work of a product's call, in that of an element-wise operation: its operands are cast to 16 bits, and a linear
 # layer is a function of its own in Python, forward and backward.
 PRODUCT_CALLS = 5
-# Room that is taken and not written.
+# Memory that is allocated and not written.
 _WITHOUT_WORK = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach"})
-# Computed in float32 under autocast: inputs are cast before and outputs after, which reads and writes them twice more.
-_CAST = frozenset({"native_layer_norm", "native_layer_norm_backward", "_softmax", "_softmax_backward_data"})
-_TIMES_CAST = 3
+# Those that take about three times as long per value as others do, by the times of whole steps
+# (docs/measurements/planning.md).
+_SLOW = frozenset({"native_layer_norm", "native_layer_norm_backward", "_softmax", "_softmax_backward_data"})
+_TIMES_SLOW = 3
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -39,22 +40,23 @@ class OperationCounter(TorchDispatchMode):
         self.operations = 0
         self.moved = 0
         self._paused = False
+        self._outer: OperationCounter | None = None
 
     def __enter__(self) -> OperationCounter:
-        OperationCounter.running = self
+        self._outer, OperationCounter.running = OperationCounter.running, self
         return cast(OperationCounter, super().__enter__())
 
     def __exit__(self, *error: Any) -> None:
-        OperationCounter.running = None
+        OperationCounter.running = self._outer
         super().__exit__(*error)
 
     def run_as_one(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call ``function``; whatever it does counts as one operation, which reads ``args`` and writes the result."""
-        self._paused = True
+        before, self._paused = self._paused, True
         try:
             result = function(*args)
         finally:
-            self._paused = False
+            self._paused = before
         self._add(_tensors([args, result]), 1)
         return result
 
@@ -71,7 +73,7 @@ class OperationCounter(TorchDispatchMode):
         shared = [tensor.untyped_storage()._cdata in storages for tensor in written]
         is_view = all(shared) and not func._schema.is_mutable
         if not is_view and name not in _WITHOUT_WORK:
-            self._add([*read, *written], _TIMES_CAST if name in _CAST else 1)
+            self._add([*read, *written], _TIMES_SLOW if name in _SLOW else 1)
         return result
 
     def _add(self, tensors: list[Tensor], times: int) -> None:
@@ -80,7 +82,7 @@ class OperationCounter(TorchDispatchMode):
 
 
 def counts_as_one(function: F) -> F:
-    """Have the work of ``function`` count as one operation: where it counts, a compiled kernel takes its place."""
+    """Have the work of ``function`` count as one operation, because on a CPU a compiled kernel takes its place."""
 
     @functools.wraps(function)
     def call(*args: Any) -> Any:

@@ -82,7 +82,7 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
     copies, runtime = 2, RUNTIME
     if linked:
         copies, runtime = 4, RUNTIME + RUNTIME_LINKED
-    if schema.sequences and hardware.device == "cpu":
+    if schema.sequences and hardware.device == "cpu" and not hardware.only_tables:
         runtime += RUNTIME_EVENTS
     reserved = {
         "dense": int(per_parameter * FLOAT * costs.parameters),

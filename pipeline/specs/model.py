@@ -122,7 +122,7 @@ class ModelCosts:
         parameters: Their number.
         activations: Values that the backward pass needs, per sample.
         moved: Values that all other operations read and write, per sample.
-        operations: What is called, whatever the number of samples.
+        operations: Calls of a step, whatever its samples; a matrix product counts as five.
     """
 
     flop: float

@@ -1,5 +1,6 @@
 """Fits give back the figures that made the measurements; probes and files are what runs can use."""
 
+import threading
 from dataclasses import fields, replace
 
 import pytest
@@ -15,6 +16,7 @@ from pipeline.calibration.fit import (
     hardware_yaml,
     slower_kernels,
 )
+from pipeline.calibration.quick import AHEAD, _made_ahead
 from pipeline.calibration.timing import _build_kernel, time_disk, time_kernels
 from pipeline.config import HardwareConfig
 from pipeline.config.compose import compose
@@ -101,6 +103,24 @@ def test_the_kernel_that_is_timed_is_the_one_that_trains_tables(monkeypatch, com
     assert isinstance(_build_kernel(cpu, 2, 10, 4), CompiledTables) == compiled
     (found,) = time_kernels(cpu, lambda: None, [(2, 10, 4, 6)])
     assert found.lookup_ms > 0 < found.update_ms
+
+
+def test_batches_are_made_ahead_and_an_error_in_making_one_is_raised():
+    taken = []
+
+    def batches():
+        for number in range(AHEAD + 2):
+            yield number, threading.get_ident()
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        for number, thread in _made_ahead(batches()):
+            taken.append(number)
+            assert thread != threading.get_ident()
+    assert taken == list(range(AHEAD + 2))
+    ended = _made_ahead(batches())
+    assert next(ended)[0] == 0
+    ended.close()
 
 
 def test_a_term_that_does_not_show_never_gets_a_negative_cost():

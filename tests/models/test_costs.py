@@ -111,6 +111,11 @@ def test_what_a_model_calls_does_not_grow_with_the_samples_and_what_it_moves_doe
     # Each layer more: a product forward and two backward, its bias' gradient, ReLU and what that does backward.
     assert deep.operations - few.operations == 2 * (3 * PRODUCT_CALLS + 3)
     assert few.moved > few.activations
+    with OperationCounter() as outer:
+        with OperationCounter() as inner:
+            torch.zeros(3).relu()
+        assert OperationCounter.running is outer
+    assert inner.operations == 2 and OperationCounter.running is None
 
 
 class Gelu(nn.Module):

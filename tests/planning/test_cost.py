@@ -5,9 +5,19 @@ from dataclasses import replace
 import pytest
 
 from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
+from pipeline.config.model import TableConfig
 from pipeline.models.settings import DlrmConfig
 from pipeline.planning import PlanInputs
-from pipeline.planning.cost import ShardLoad, dense_ms, fixed_ms, moved_bytes, shard_ms, step_ms
+from pipeline.planning.cost import (
+    PROJECTION_CALLS,
+    ShardLoad,
+    dense_ms,
+    fixed_ms,
+    moved_bytes,
+    shard_ms,
+    step_ms,
+    vector_costs,
+)
 from pipeline.planning.problem import dense_bytes, host_bytes
 from pipeline.records import PHASES, DatasetSchema, FeatureProfile, Profile, SparseColumn
 from pipeline.records.scratch import write_amplification
@@ -156,6 +166,13 @@ def test_a_measured_dense_part_is_charged_by_what_it_moves_and_calls():
     # A model of many small operations takes as long on a few samples as on none.
     calls = dense_ms(replace(costs, operations=1_150), measured, 1) - dense_ms(costs, measured, 1)
     assert calls == pytest.approx(10.0)
+
+
+def test_projections_of_other_widths_move_and_call():
+    narrow = replace(config().model, tables={"C0": TableConfig(dim=8), "C1": TableConfig(dim=8)})
+    plain, projected = (vector_costs(model, schema()) for model in (config().model, narrow))
+    assert projected.moved - plain.moved == 2 * 4 * (8 + 16)
+    assert projected.operations - plain.operations == PROJECTION_CALLS  # both in one product
 
 
 def test_what_no_table_changes_holds_the_latencies_and_the_overhead():

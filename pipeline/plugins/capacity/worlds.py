@@ -298,7 +298,8 @@ def predict_scale(
     values = figures(config.hardware)
     measured, assumed = dict[str, ScaleFigure](), dict[str, ScaleFigure]()
     for name, unit in {MEMORY[config.hardware.device]: "GB/s", **SPEEDS}.items():
-        if name not in values:
+        replaced = name == "dense_gb_per_s" and "moved_gb_per_s" in values
+        if name not in values or replaced:
             continue
         if name in calibrated and cached is not None:
             measured[name] = ScaleFigure(value=values[name], unit=unit, source=f"calibration of {cached.day}")
