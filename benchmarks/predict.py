@@ -1,10 +1,10 @@
 """``make bench-predict``: predicted steps and memory of every ranker and sequence block, with ``hardware=auto``.
 
 The nine rankers on the demo's log, the census and the flights, each at the batch that suits the log, and the four
-blocks on the log of users; all with their default settings, with 1 and with 2 threads. The machine is calibrated once
-for each number of threads, into a folder of its own; then every case is planned and trained by ``nightjar run``, whose
-``result.json`` has both figures. ``ratio``: the share of cases whose step is within 25 %; ``step``, ``memory``: the
-largest errors. Run nothing beside it.
+blocks on the log of users; all with their default settings, with 1 and with 2 threads. The machine is calibrated anew
+for each log and number of threads, for a machine's speed changes; then every case is planned and trained by ``nightjar
+run``, whose ``result.json`` has both figures. ``ratio``: the share of cases whose step is within 25 %; ``step``,
+``memory``: the largest errors. Run nothing beside it.
 """
 
 from __future__ import annotations
@@ -42,10 +42,11 @@ def main() -> None:
             names = [name for name in given.models if name in (BLOCKS if log == "users" else RANKERS)]
             for threads in given.threads:
                 # A store of its own: the key of a plan does not name the threads, so another one would be used again.
-                data = [*log_settings(log, folder, given.rows), f"store={folder}/{threads}"]
+                store = f"{folder}/{log}-{threads}"
+                data = [*log_settings(log, folder, given.rows), f"store={store}"]
                 for name in names:
                     chosen = f"model.sequences.history.block={name}" if log == "users" else f"model={name}"
-                    found = predict_and_train(f"{folder}/{threads}", f"{log}-{name}", [*data, chosen], threads)
+                    found = predict_and_train(store, name, [*data, chosen], threads)
                     cases.append({"log": log, "model": name, "threads": threads, **found})
                     show(f"{log}, {name}, {threads} thread(s)", found, ".2f")
     if given.keep:
