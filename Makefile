@@ -235,8 +235,12 @@ bench-year: install ## a simulated year of nights on the gate alone: wrong promo
 bench-culprits: install ## nights with ten kinds of harm: what nightjar bisect names, after how many replays (10 minutes)
 	@.venv/bin/python -m benchmarks.culprits
 
-bench-predict: install ## predicted step time and memory against measured ones, for ten random models
+bench-predict: install ## predicted steps and memory of nine rankers and four blocks on four logs, 1 and 2 threads (15 minutes)
 	@.venv/bin/python -m benchmarks.predict
+
+.PHONY: bench-predict-random
+bench-predict-random: install ## predicted step time and memory against measured ones, for ten random models
+	@.venv/bin/python -m benchmarks.predict_random
 
 # The real logs that its figures are also taken on; synthetic ones alone where the file is missing.
 CRITEO ?= ../shared/data/criteo_sample.tsv

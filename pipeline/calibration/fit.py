@@ -44,7 +44,7 @@ class StepTime:
     """Time in ms of a training step.
 
     ``known_ms`` is the time of the tables and the exchanges by the cost model, ``kernels_ms`` its part for lookups and
-    updates. ``gflop`` and ``megabytes`` describe the dense part on one rank.
+    updates. ``gflop``, ``megabytes`` (moved) and ``operations`` describe the dense part on one rank.
     """
 
     ms: float
@@ -52,6 +52,7 @@ class StepTime:
     kernels_ms: float
     gflop: float
     megabytes: float
+    operations: float
 
 
 def fit_kernels(times: Sequence[KernelTime], device: str, usual: HardwareConfig | None = None) -> dict[str, float]:
@@ -95,16 +96,18 @@ def fit_steps(times: Sequence[StepTime], usual: HardwareConfig | None = None) ->
     """
     design, rest = [], []
     for time in times:
-        design.append([time.gflop, time.megabytes, 1.0, time.kernels_ms])
+        design.append([time.gflop, time.megabytes, time.operations / 1e3, 1.0, time.kernels_ms])
         rest.append(max(time.ms - time.known_ms, 0.05 * time.ms))
     prior = None
     if usual is not None:
-        megabyte = 1e6 / BYTES_PER_MS / usual.dense_gb_per_s
-        prior = [1e3 / usual.dense_gflop_per_s, megabyte, usual.step_overhead_ms, USUALLY_LONGER]
-    gflop, megabyte, overhead, longer = _fit(design, rest, prior)
+        megabyte = 1e6 / BYTES_PER_MS / usual.moved_gb_per_s
+        gflop = 1e3 / usual.dense_gflop_per_s
+        prior = [gflop, megabyte, usual.operation_us, usual.step_overhead_ms, USUALLY_LONGER]
+    gflop, megabyte, operation, overhead, longer = _fit(design, rest, prior)
     rates = {
         "dense_gflop_per_s": min(1e3 / max(gflop, 1e-9), LARGEST_RATE),
-        "dense_gb_per_s": _gb_per_s(megabyte),
+        "moved_gb_per_s": _gb_per_s(megabyte),
+        "operation_us": operation,
         "step_overhead_ms": overhead,
     }
     return rates, 1.0 + longer

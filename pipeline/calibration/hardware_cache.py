@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 # Keys of the machines and settings that this process measured.
 _taken_here = set[str]()
 PACKAGES = ("torch", "torchrec")
+# The terms of the cost model that figures are fitted to; another number when these change.
+TERMS = 2
 # An H100's figures (conf/hardware/h100x8.yaml), used where a GPU cannot be measured.
 GPU_FIGURES = {
     "hbm_gb_per_s": 2500.0,
@@ -170,6 +172,7 @@ def identity(config: Config) -> dict[str, Any]:
         "ranks": config.machine_ranks,
         "threads": config.train.threads_per_rank,
         "precision": config.train.precision,
+        "terms": TERMS,
         **{name: version(name) for name in PACKAGES},
     }
 

@@ -18,7 +18,7 @@ from pipeline.calibration.trial import Trial, make_dataset, measure_training, sp
 from pipeline.config import Config
 from pipeline.config.hardware import HardwareConfig
 from pipeline.core.units import GIB
-from pipeline.planning.cost import FLOAT, dense_costs, local_batch
+from pipeline.planning.cost import dense_costs, local_batch, moved_bytes
 from pipeline.planning.inputs import PlanInputs
 from pipeline.planning.step_prediction import predict
 from pipeline.records.dataset import DatasetSchema, Profile
@@ -45,6 +45,12 @@ TRIALS = (
     Trial(rows=spread_rows(10), zipf=1.1, dim=16, bottom=(512, 64), top=(256,), batch=8192),
     Trial(rows=spread_rows(20), zipf=1.1, dim=64, bottom=(64,), top=(64, 32), batch=2048),
     Trial(rows=spread_rows(5), zipf=1.1, dim=32, bottom=(64, 256), top=(512, 64), batch=4096),
+    # Models of many small operations, and of few, beside DLRM: otherwise the cost of a call
+    # cannot be told from that of a step.
+    Trial(rows=spread_rows(8), zipf=1.1, dim=16, bottom=(64,), top=(64,), batch=256, ranker="dhen"),
+    Trial(rows=spread_rows(26), zipf=1.1, dim=16, bottom=(64,), top=(128, 64), batch=2048, ranker="masknet"),
+    Trial(rows=spread_rows(16), zipf=1.1, dim=16, bottom=(), top=(256, 128), batch=4096, ranker="dcnv2"),
+    Trial(rows=spread_rows(8), zipf=1.1, dim=16, bottom=(), top=(64,), batch=256, ranker="mlp"),
 )
 
 
@@ -94,7 +100,8 @@ def calibrate(config: Config, disk: Path | None) -> Calibration:
     # The relative error of the fitted figures for each step that they were fitted to.
     errors = []
     for step in steps:
-        dense = step.gflop / final.dense_gflop_per_s * 1e3 + step.megabytes / final.dense_gb_per_s
+        dense = step.gflop / final.dense_gflop_per_s * 1e3 + step.megabytes / final.moved_gb_per_s
+        dense += step.operations * final.operation_us / 1e3
         known = step.known_ms + (slowdown - 1) * step.kernels_ms
         errors.append(abs(known + dense + final.step_overhead_ms - step.ms) / step.ms)
     return Calibration(hardware=final, measured=tuple(figures), error=statistics.median(errors))
@@ -170,7 +177,8 @@ def _train_all(jobs: list[tuple[Config, str, Plan]]) -> list[float]:
 
 def step_time(config: Config, schema: DatasetSchema, profile: Profile, ms: float) -> StepTime:
     """Return a trial's step of ``ms`` with whole tables, and what the cost model knows of it without the dense part."""
-    blind = replace(config.hardware, dense_gflop_per_s=1e12, dense_gb_per_s=1e12, step_overhead_ms=0.0)
+    fast = replace(config.hardware, dense_gflop_per_s=1e12, moved_gb_per_s=1e12)
+    blind = replace(fast, operation_us=0.0, step_overhead_ms=0.0)
     inputs = PlanInputs.of(replace(config, hardware=blind), schema, profile)
     known, costs = predict(whole_tables(config, schema, profile), inputs), dense_costs(config.model, schema)
     batch = local_batch(config.train.batch, config.world_size)
@@ -179,7 +187,8 @@ def step_time(config: Config, schema: DatasetSchema, profile: Profile, ms: float
         known_ms=known.step_ms,
         kernels_ms=max(phases["lookup"] + phases["update"] for phases in known.phases),
         gflop=batch * costs.flop / 1e9,
-        megabytes=batch * costs.activations * FLOAT / 1e6,
+        megabytes=moved_bytes(costs, batch) / 1e6,
+        operations=costs.operations,
     )
 
 

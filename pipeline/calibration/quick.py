@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +36,21 @@ TRIALS = (
     Trial(rows=(1_000, 100_000) * 8, zipf=1.1, dim=16, bottom=(64,), top=(64,), batch=4_096),
     Trial(rows=(1_000, 10_000) * 4, zipf=1.1, dim=16, bottom=(512, 256), top=(512, 256), batch=2_048),
     Trial(rows=(1_000, 10_000) * 13, zipf=1.1, dim=16, bottom=(512, 256, 64), top=(512, 256), batch=1_024),
+    # Of many operations, large and small, and of few.
+    Trial(rows=(1_000,) * 8, zipf=1.1, dim=16, bottom=(64,), top=(64,), batch=256, ranker="dhen"),
+    Trial(rows=(1_000,) * 16, zipf=1.1, dim=16, bottom=(64,), top=(128, 64), batch=1_024, ranker="masknet"),
+    Trial(rows=(1_000,) * 26, zipf=1.1, dim=16, bottom=(), top=(256, 128), batch=2_048, ranker="dcnv2"),
+    Trial(rows=(1_000,) * 8, zipf=1.1, dim=16, bottom=(), top=(64,), batch=256, ranker="mlp"),
+    # One whose values exceed the caches.
+    Trial(rows=(10_000,) * 26, zipf=1.1, dim=16, bottom=(), top=(64,), batch=8_192, ranker="deepfm"),
 )
-# Numbers of batches. With several ranks, the pipeline reads ahead of its steps.
+# Usual figures of a CPU, whose proportions guide a fit to few times.
+USUAL = HardwareConfig(
+    name="usual", dense_gflop_per_s=1_000.0, moved_gb_per_s=6.0, operation_us=20.0, step_overhead_ms=0.5
+)
+# Numbers of batches. With several ranks, the pipeline reads ahead of its steps. The reader must not come to its end.
 WARM_UP, STEPS, AHEAD = 2, 5, 3
+BATCHES = WARM_UP + STEPS + 2 * AHEAD + 1
 
 
 def quick_figures(config: Config) -> dict[str, float]:
@@ -52,12 +66,12 @@ def quick_figures(config: Config) -> dict[str, float]:
     host = replace(config, hardware=hardware)
     timed = run_ranks(config.machine_ranks, hardware.device, _measure, host)
     # A few times tell the terms of a CPU apart only roughly, so its figures are the usual ones, scaled.
-    usual = HardwareConfig(name="usual") if hardware.device == "cpu" else None
+    usual = USUAL if hardware.device == "cpu" else None
     figures: dict[str, Any] = fit_alone(timed, hardware.device, usual)
     hardware = replace(hardware, **figures)
     steps = []
     for trial, ms in zip(TRIALS, timed[0]["steps"], strict=True):
-        drawn = draw(trial, WARM_UP + STEPS + AHEAD)
+        drawn = draw(trial, BATCHES)
         steps.append(step_time(trial.config(hardware, STEPS, config.train), drawn.schema, drawn.profile, ms))
     rates, slowdown = fit_steps(steps, usual)
     figures = figures | rates | slower_kernels(figures, slowdown)
@@ -83,10 +97,10 @@ def _step_ms(config: Config, trial: Trial, device: torch.device) -> float:
     from pipeline.training.config_settings import select_model_settings
     from pipeline.training.step import StepExecutor
 
-    trained, drawn = trial.config(config.hardware, STEPS, config.train), draw(trial, WARM_UP + STEPS + AHEAD)
+    trained, drawn = trial.config(config.hardware, STEPS, config.train), draw(trial, BATCHES)
     plan = whole_tables(trained, drawn.schema, drawn.profile)
     trainer = StepExecutor(select_model_settings(trained), drawn.schema, plan, device, total=STEPS)
-    batches = _batches_of_rank(drawn, trial.batch, device)
+    batches = _made_ahead(_batches_of_rank(drawn, trial.batch, device))
     spent = []
     for _ in range(WARM_UP + STEPS):
         began = time.perf_counter()
@@ -94,6 +108,15 @@ def _step_ms(config: Config, trial: Trial, device: torch.device) -> float:
         spent.append(1e3 * (time.perf_counter() - began))
     trainer.close()
     return statistics.median(spent[WARM_UP:])
+
+
+def _made_ahead(batches: Iterator[Batch]) -> Iterator[Batch]:
+    # Another thread makes a batch for each that is taken, as in a training, and takes its share of the CPUs.
+    with ThreadPoolExecutor(1) as reader:
+        made = deque(reader.submit(next, batches, None) for _ in range(AHEAD))
+        while (batch := made.popleft().result()) is not None:
+            made.append(reader.submit(next, batches, None))
+            yield batch
 
 
 def _batches_of_rank(drawn: Drawn, batch: int, device: torch.device) -> Iterator[Batch]:

@@ -48,7 +48,7 @@ BLOCK = 1 << 22
 def time_kernels(
     device: torch.device, meet: Callable[[], None], shapes: Sequence[tuple[int, int, int, int]] = KERNEL_SHAPES
 ) -> list[KernelTime]:
-    """Time the fused kernel over ``shapes``; ``meet`` is called before each, so that ranks start together."""
+    """Time the kernel that trains tables over ``shapes``; ``meet`` is called before each: ranks start together."""
     import torch
 
     times = []
@@ -79,25 +79,44 @@ def time_kernels(
     return times
 
 
-def _build_kernel(device: torch.device, tables: int, rows: int, columns: int) -> Any:
-    # The kernel of TorchRec's fused tables: row-wise Adagrad inside the backward pass.
+def _build_kernel(device: torch.device, tables: int, rows: int, columns: int) -> Callable[..., Any]:
+    # The forward pass of TorchRec's fused tables, with row-wise Adagrad in its backward pass: FBGEMM's kernel, or the
+    # compiled ones that training puts in its place.
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
         ComputeDevice,
         SplitTableBatchedEmbeddingBagsCodegen,
     )
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig
+
+    from pipeline.core.kernels import load_kernels
+    from pipeline.embeddings.compiled_tables import CompiledTables, compiled_on
+    from pipeline.embeddings.table_optimizers import ROWWISE_ADAGRAD
+    from pipeline.embeddings.tables import Kernel
 
     location, compute = EmbeddingLocation.HOST, ComputeDevice.CPU
     if device.type == "cuda":
         location, compute = EmbeddingLocation.DEVICE, ComputeDevice.CUDA
-    return SplitTableBatchedEmbeddingBagsCodegen(
+    module = SplitTableBatchedEmbeddingBagsCodegen(
         [(rows, columns, location, compute)] * tables,
         optimizer=EmbOptimType.EXACT_ROWWISE_ADAGRAD,
         learning_rate=0.01,
         bounds_check_mode=BoundsCheckMode.FATAL,
         device=device,
     )
+    # Write all rows once, as those of a training are: the first use of a page takes longer.
+    module.init_embedding_weights_uniform(-0.01, 0.01)
+    for states in module.split_optimizer_states():
+        for state in states:
+            state.zero_()
+    if not compiled_on(ROWWISE_ADAGRAD, device.type):
+        return module
+    configs = []
+    for number in range(tables):
+        name = f"t{number}"
+        configs.append(EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=columns, feature_names=[name]))
+    return CompiledTables(Kernel(module, configs), ROWWISE_ADAGRAD, load_kernels("steps"))
 
 
 def _now(device: torch.device) -> float:

@@ -13,9 +13,9 @@ from pipeline.config.data import DataConfig
 from pipeline.config.features import SparseFeature
 from pipeline.config.hardware import HardwareConfig
 from pipeline.config.train import TrainConfig
-from pipeline.models.settings import DlrmConfig
 from pipeline.records.dataset import DatasetSchema, FeatureProfile, Profile, SparseColumn
 from pipeline.records.plan import Plan
+from pipeline.specs.model import MODELS
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
@@ -24,7 +24,10 @@ DENSE, GROUP, INTERVAL = 13, 65_536, 4
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A model: ``rows`` of each table, ids by Zipf's law with exponent ``zipf``, ``batch`` samples over all ranks."""
+    """A model: ``rows`` of each table, ids by Zipf's law with exponent ``zipf``, ``batch`` samples over all ranks.
+
+    ``ranker``: its name, with its default settings but for ``dim``, ``top`` and, where it has one, ``bottom``.
+    """
 
     rows: tuple[int, ...]
     zipf: float
@@ -32,10 +35,11 @@ class Trial:
     bottom: tuple[int, ...]
     top: tuple[int, ...]
     batch: int
+    ranker: str = "dlrm"
 
     def __str__(self) -> str:
         widths = f"{'-'.join(map(str, self.bottom))} / {'-'.join(map(str, self.top))}"
-        return f"{len(self.rows)} tables, {sum(self.rows):,} rows, D {self.dim}, B {self.batch}, {widths}"
+        return f"{len(self.rows)} tables, {sum(self.rows):,} rows, D {self.dim}, B {self.batch}, {self.ranker} {widths}"
 
     def config(self, hardware: HardwareConfig, steps: int, train: TrainConfig | None = None) -> Config:
         """Return the configuration that trains it for ``steps`` steps, with the precision and threads of ``train``."""
@@ -43,7 +47,10 @@ class Trial:
         # The hottest rows come first.
         sparse = {f"C{i}": SparseFeature(mapping="vocab") for i in range(len(self.rows))}
         data = DataConfig(name="trial", format="synthetic", sparse=sparse)
-        model = DlrmConfig(embedding_dim=self.dim, bottom_mlp=list(self.bottom), top_mlp=list(self.top))
+        layers = {"embedding_dim": self.dim, "top_mlp": list(self.top)}
+        if self.bottom:
+            layers["bottom_mlp"] = list(self.bottom)
+        model = MODELS.get(self.ranker).config(**layers)
         train = TrainConfig(
             global_batch=self.batch,
             max_steps=steps,

@@ -90,7 +90,23 @@ class HardwareConfig:
         300.0, low=0.0, doc="Rate of the dense part's matrix products, forward and backward, in GFLOP/s."
     )
     dense_gb_per_s: float = setting(
-        3.0, low=0.0, doc="Rate of the rest of the dense part, in GB/s of its activations as float32."
+        3.0,
+        low=0.0,
+        doc="Rate of the rest of the dense part, in GB/s of its activations as float32, where `moved_gb_per_s` is 0.",
+    )
+    moved_gb_per_s: float = setting(
+        0.0,
+        low=0.0,
+        quiet=True,
+        doc="Rate at which the dense part's operations other than matrix products, and its optimizer, read and write, "
+        "in GB/s of float32. `nightjar calibrate` and `hardware=auto` measure it. 0: not known, so "
+        "`dense_gb_per_s` counts in its place.",
+    )
+    operation_us: float = setting(
+        0.0,
+        low=0.0,
+        quiet=True,
+        doc="Fixed cost of an operation of the dense part, in microseconds; a matrix product counts as five.",
     )
     lookup_ns: float = setting(
         5.0, low=0.0, doc="Fixed cost of looking up one id, in nanoseconds; reading its row comes on top."

@@ -31,7 +31,8 @@ def model_costs(config: ModelConfig, inputs: ModelInputs) -> ModelCosts:
         ``flop`` of matrix products, forward and backward, without the gradient of the dense features, as
             ``torch.utils.flop_counter`` counts them. ``activations``: values that the forward pass writes and the
             backward pass reads, which are the outputs of all operations but views, without inputs and parameters. An
-            element-wise operation whose input no gradient needs counts as working in place.
+            element-wise operation whose input no gradient needs counts as working in place. ``moved`` and
+            ``operations``: as ``OperationCounter`` counts them.
 
     Raises:
         ConfigError: The model cannot be counted.
@@ -71,13 +72,17 @@ def module_costs(module: Any, *inputs: Tensor) -> ModelCosts:
     """Return the costs of a sample in a pass of ``module`` on the meta device; ``inputs`` have ``SAMPLES`` rows."""
     from torch.utils.flop_counter import FlopCounterMode
 
-    with FlopCounterMode(display=False) as products:
+    from pipeline.models.operation_counter import OperationCounter
+
+    with FlopCounterMode(display=False) as products, OperationCounter() as counted:
         output, activations = _forward(module, *inputs)
         output.sum().backward()
     return ModelCosts(
         flop=products.get_total_flops() / SAMPLES,
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         activations=round(activations / SAMPLES),
+        moved=counted.moved / SAMPLES,
+        operations=counted.operations,
     )
 
 

@@ -8,6 +8,7 @@ model (``models.costs``) imports torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -22,6 +23,12 @@ from pipeline.specs.model import ModelCosts, ModelInputs, task_inputs
 from pipeline.specs.optimizers import TableOptimizer
 
 FLOAT = 4
+# Values that a step reads and writes for each parameter of the dense part: its gradient and the products' copy of it in
+# 16 bits, then Adam's step, which reads four values and writes three.
+PER_PARAMETER = 10
+# Operations for the projections of one width: three products as ``models.operation_counter`` counts them, and stacks of
+# weights, embeddings and vectors, forward and backward.
+PROJECTION_CALLS = 3 * 5 + 6
 # The smallest unit that memory moves: a processor's cache line, in bytes.
 LINE = 64
 # The smallest unit that a disk moves, in bytes.
@@ -66,7 +73,7 @@ NO_EVENTS = EventLengths()
 def timed_costs(model: ModelConfig, schema: DatasetSchema, events: EventLengths, samples: int) -> ModelCosts:
     """Sum the costs of all sequence blocks by their time, per sample of a batch of ``samples``."""
     blocks = sequence_costs(model, schema, events.measured)
-    factors = {}
+    factors, parts_of = {}, {}
     for sequence in schema.sequences:
         block = blocks[sequence.name]
         # A batch that is processed in parts runs the forward pass twice. In a block without products that is a third of
@@ -76,10 +83,14 @@ def timed_costs(model: ModelConfig, schema: DatasetSchema, events: EventLengths,
         if events.most is not None:
             parts = samples * events.mean_length(sequence.name, sequence.max_length) / events.most
         factors[sequence.name] = 1.0 + forward * (parts > 1)
+        # Every part calls all of the block's operations.
+        parts_of[sequence.name] = factors[sequence.name] * math.ceil(parts)
     return ModelCosts(
         flop=sum(block.flop * factors[name] for name, block in blocks.items()),
         parameters=sum(block.parameters for block in blocks.values()),
         activations=round(sum(block.activations * factors[name] for name, block in blocks.items())),
+        moved=sum(block.moved * factors[name] for name, block in blocks.items()),
+        operations=sum(block.operations * parts_of[name] for name, block in blocks.items()),
     )
 
 
@@ -202,12 +213,26 @@ def dense_ms(costs: ModelCosts, hardware: HardwareConfig, batch: int) -> float:
         batch: Samples of a step on all ranks.
     """
     samples = local_batch(batch, hardware.world_size)
-    # Compute by FLOPs and activations by bytes add up, because they are different kernels, one after the other.
+    # Compute by FLOPs and the rest by bytes add up, because they are different kernels, one after the other.
     compute = samples * costs.flop / hardware.dense_gflop_per_s / 1e6
-    memory = samples * costs.activations * FLOAT / hardware.dense_gb_per_s / BYTES_PER_MS
+    if hardware.moved_gb_per_s:
+        memory = moved_bytes(costs, samples) / hardware.moved_gb_per_s / BYTES_PER_MS
+    else:
+        memory = samples * costs.activations * FLOAT / hardware.dense_gb_per_s / BYTES_PER_MS
+    calls = calls_ms(costs, hardware)
     gradients = all_reduce_ms(hardware, costs.parameters * FLOAT)
     latency = latency_ms(hardware) if hardware.world_size > 1 else 0.0
-    return compute + memory + gradients + latency
+    return compute + memory + calls + gradients + latency
+
+
+def calls_ms(costs: ModelCosts, hardware: HardwareConfig) -> float:
+    """Return what calling the dense part's operations takes in a step, whatever its samples."""
+    return costs.operations * hardware.operation_us / 1e3
+
+
+def moved_bytes(costs: ModelCosts, samples: int) -> float:
+    """Count the bytes that the dense part reads and writes in a step of ``samples`` samples, products left out."""
+    return FLOAT * (samples * costs.moved + PER_PARAMETER * costs.parameters)
 
 
 def dense_costs(
@@ -217,12 +242,7 @@ def dense_costs(
     costs = vector_costs(model, schema)
     if not schema.sequences:
         return costs
-    blocks = timed_costs(model, schema, events, samples)
-    return ModelCosts(
-        flop=costs.flop + blocks.flop,
-        parameters=costs.parameters + blocks.parameters,
-        activations=costs.activations + blocks.activations,
-    )
+    return costs.plus(timed_costs(model, schema, events, samples))
 
 
 def vector_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
@@ -231,17 +251,21 @@ def vector_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
     inputs = ModelInputs(dense=schema.dense, vectors=schema.vectors, dim=dim, tasks=task_inputs(schema.tasks))
     costs = model_costs(model, inputs)
     # Embeddings of another width are projected, which takes one product forward and two backward.
-    weights = values = 0
+    weights = values = moved = 0
+    others = set[int]()
     for column in schema.sparse:
         width = model.dim_of(column.owner)
         if width != dim:
             weights += width * dim
             values += dim
+            # Embeddings of a width are stacked before the product, and vectors after it, forward and backward.
+            moved += 4 * (width + dim)
+            others.add(width)
     if not weights:
         return costs
-    return ModelCosts(
-        flop=costs.flop + 6 * weights, parameters=costs.parameters + weights, activations=costs.activations + values
-    )
+    operations = PROJECTION_CALLS * len(others)
+    projected = ModelCosts(flop=6 * weights, parameters=weights, activations=values, moved=moved, operations=operations)
+    return costs.plus(projected)
 
 
 def step_ms(phases: Mapping[str, float]) -> float:

@@ -96,11 +96,15 @@ def kernel_of(hardware: HardwareConfig, tier: str, sharding: str) -> str:
     return KERNEL_OF_TIER[tier]
 
 
+# Figures that plans do not name where they are 0.
+ABSENT = ("embedding_hosts", "moved_gb_per_s", "operation_us")
+
+
 def figures(hardware: HardwareConfig) -> dict[str, float]:
     """Return every hardware figure by its name, for ``plan.json``, with those of embedding hosts if there are some."""
     numbers = {}
     for name, value in asdict(hardware).items():
-        if isinstance(value, (int, float)) and (name != "embedding_hosts" or value):
+        if isinstance(value, (int, float)) and (name not in ABSENT or value):
             numbers[name] = float(value)
     return numbers
 

@@ -46,6 +46,9 @@ from pipeline.specs.optimizers import ORDINARY_STATE
 
 # Bytes of thread stacks, allocator arenas, compiled kernels and decoder buffers of a training run, measured on a CPU.
 RUNTIME = 56 << 20
+# Bytes of oneDNN's kernels for the products of sequence blocks, which it makes for every number of events that batches
+# are filled up to (docs/measurements/models.md).
+RUNTIME_EVENTS = 88 << 20
 # Bytes of the offset at which the ids of a sample with several ids begin.
 OFFSET = 8
 # Bytes of pairs, buffers and threads' arenas of three process groups, where there are other ranks.
@@ -79,6 +82,8 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
     copies, runtime = 2, RUNTIME
     if linked:
         copies, runtime = 4, RUNTIME + RUNTIME_LINKED
+    if schema.sequences and hardware.device == "cpu" and not hardware.only_tables:
+        runtime += RUNTIME_EVENTS
     reserved = {
         "dense": int(per_parameter * FLOAT * costs.parameters),
         "activations": int(PER_ACTIVATION * FLOAT * activations),
@@ -162,8 +167,9 @@ def row_bytes(schema: DatasetSchema, profile: Profile) -> float:
             size += profile.sparse[column.name].pooling * per_id + OFFSET
         else:
             size += FLOAT
-    for event in schema.event_columns:
-        size += profile.sparse[event.name].pooling * (FLOAT + OFFSET) + OFFSET
+    for sequence in schema.sequences:
+        # The columns of a sequence share one array of offsets.
+        size += OFFSET + sum(profile.sparse[event.name].pooling for event in sequence.columns) * FLOAT
     return size
 
 

@@ -161,14 +161,14 @@ def step_parts(plan: Plan, inputs: PlanInputs, predicted: Prediction) -> dict[st
         return _split_bipartite_step(inputs, predicted)
     rank = max(range(len(predicted.phases)), key=lambda rank: cost.step_ms(predicted.phases[rank]))
     phases = predicted.phases[rank]
-    dense, latency = _dense_reduce_ms(inputs), cost.latency_ms(hardware)
+    dense, latency, calls = _dense_reduce_ms(inputs), cost.latency_ms(hardware), _calls_ms(inputs)
     # A step waits for outputs, for their gradients and for the dense part's gradients.
     waits = 3 * latency if hardware.world_size > 1 else 0.0
     reduced = dense + _replica_reduce_ms(plan, inputs, rank)
     exchanged = phases["output_exchange"] + phases["gradient_exchange"] - 2 * latency - (reduced - dense)
     parts = {
-        "compute": phases["lookup"] + phases["update"] + phases["dense"] - dense - (waits - 2 * latency),
-        "overhead": phases["overhead"] + waits,
+        "compute": phases["lookup"] + phases["update"] + phases["dense"] - dense - calls - (waits - 2 * latency),
+        "overhead": phases["overhead"] + calls + waits,
         WITHIN: 0.0,
         BETWEEN: 0.0,
         "all_reduce": reduced,
@@ -193,10 +193,11 @@ def _split_bipartite_step(inputs: PlanInputs, predicted: Prediction) -> dict[str
     # A step takes the work of a worker plus that of the slowest rank with tables.
     phases = slowest_phases(predicted.phases)
     waits = 2 * inputs.hardware.inter_host_latency_us / 1e3
-    reduced = _dense_reduce_ms(worker_side(inputs))
+    workers = worker_side(inputs)
+    reduced, calls = _dense_reduce_ms(workers), _calls_ms(workers)
     parts = {
-        "compute": phases["lookup"] + phases["update"] + phases["dense"] - reduced,
-        "overhead": phases["overhead"] + waits,
+        "compute": phases["lookup"] + phases["update"] + phases["dense"] - reduced - calls,
+        "overhead": phases["overhead"] + calls + waits,
         WITHIN: 0.0,
         BETWEEN: phases["output_exchange"] + phases["gradient_exchange"] - waits,
         "all_reduce": reduced,
@@ -206,9 +207,16 @@ def _split_bipartite_step(inputs: PlanInputs, predicted: Prediction) -> dict[str
 
 
 def _dense_reduce_ms(inputs: PlanInputs) -> float:
+    return cost.all_reduce_ms(inputs.hardware, _dense_costs(inputs).parameters * cost.FLOAT)
+
+
+def _calls_ms(inputs: PlanInputs) -> float:
+    return cost.calls_ms(_dense_costs(inputs), inputs.hardware)
+
+
+def _dense_costs(inputs: PlanInputs) -> ModelCosts:
     samples = cost.local_batch(inputs.batch, inputs.world_size)
-    costs = cost.dense_costs(inputs.model, inputs.schema, inputs.events, samples)
-    return cost.all_reduce_ms(inputs.hardware, costs.parameters * cost.FLOAT)
+    return cost.dense_costs(inputs.model, inputs.schema, inputs.events, samples)
 
 
 def _replica_reduce_ms(plan: Plan, inputs: PlanInputs, rank: int) -> float:

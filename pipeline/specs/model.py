@@ -115,11 +115,31 @@ class ModelInputs:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelCosts:
-    """The cost of a model: ``parameters``, and per sample ``flop`` (forward and backward) and ``activations``."""
+    """The cost of a model, forward and backward.
+
+    Attributes:
+        flop: Of matrix products, per sample.
+        parameters: Their number.
+        activations: Values that the backward pass needs, per sample.
+        moved: Values that all other operations read and write, per sample.
+        operations: Calls of a step, whatever its samples; a matrix product counts as five.
+    """
 
     flop: float
     parameters: int
     activations: int
+    moved: float = 0.0
+    operations: float = 0.0
+
+    def plus(self, other: ModelCosts) -> ModelCosts:
+        """Return the costs of both, one after the other."""
+        return ModelCosts(
+            flop=self.flop + other.flop,
+            parameters=self.parameters + other.parameters,
+            activations=self.activations + other.activations,
+            moved=self.moved + other.moved,
+            operations=self.operations + other.operations,
+        )
 
 
 class Model(Protocol[C]):

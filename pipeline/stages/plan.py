@@ -40,7 +40,7 @@ class PlanStage(Stage):
         use("hardware", "inter_host_latency_us ssd_read_iops dense_gflop_per_s dense_gb_per_s"),
         use("hardware", "lookup_ns update_ns table_overhead_us step_overhead_ms process_gib"),
         use("hardware", "embedding_hosts embedding_ddr_gib embedding_ddr_gb_per_s embedding_lookup_ns"),
-        use("hardware", "embedding_update_ns"),
+        use("hardware", "embedding_update_ns moved_gb_per_s operation_us"),
         use("model", "*"),
         use("train", "global_batch sparse_optimizer prefetch_batches shuffle_window_groups lanes"),
         use("train", "dense_optimizer", when=_heavy),

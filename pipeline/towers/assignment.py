@@ -271,14 +271,10 @@ def modules_costs(spec: TowerModuleSpec, features: Sequence[int], width: int) ->
 
     ``features`` has their number by tower; ``width`` is that of their embeddings.
     """
-    flop: float = 0
-    parameters = activations = 0
+    costs = ModelCosts(flop=0.0, parameters=0, activations=0)
     for count in features:
-        costs = _tower_costs(spec, count, width)
-        flop += costs.flop
-        parameters += costs.parameters
-        activations += costs.activations
-    return ModelCosts(flop=flop, parameters=parameters, activations=activations)
+        costs = costs.plus(_tower_costs(spec, count, width))
+    return costs
 
 
 @lru_cache(maxsize=256)

@@ -175,7 +175,7 @@ def test_two_ranks_are_calibrated_into_a_file_that_plans(tmp_path, capsys, small
     out = capsys.readouterr()
     assert code == 0, out.err
     record = json.loads(out.out)
-    assert "training step 11/11" in out.err
+    assert "training step 15/15" in out.err
     assert {
         "ddr_gb_per_s",
         "lookup_ns",

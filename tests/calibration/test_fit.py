@@ -1,8 +1,10 @@
 """Fits give back the figures that made the measurements; probes and files are what runs can use."""
 
+import threading
 from dataclasses import fields, replace
 
 import pytest
+import torch
 
 from pipeline.calibration.fit import (
     KernelTime,
@@ -14,9 +16,12 @@ from pipeline.calibration.fit import (
     hardware_yaml,
     slower_kernels,
 )
-from pipeline.calibration.timing import time_disk
+from pipeline.calibration.quick import AHEAD, _made_ahead
+from pipeline.calibration.timing import _build_kernel, time_disk, time_kernels
 from pipeline.config import HardwareConfig
 from pipeline.config.compose import compose
+from pipeline.core.kernels import LOADED, load_kernels
+from pipeline.embeddings.compiled_tables import CompiledTables
 from pipeline.planning.cost import ShardLoad, shard_ms
 from pipeline.specs import TABLE_OPTIMIZERS
 
@@ -61,8 +66,22 @@ def test_links_and_steps_are_fitted_by_their_terms():
     assert fit_links(links) == pytest.approx({"intra_host_latency_us": 300.0, "intra_host_gb_per_s": 2.0})
     assert fit_links([]) == {}
     steps = [
-        StepTime(ms=1.0 + 1.4 * k + g / 400 * 1e3 + m / 3 + 2.5, known_ms=1.0 + k, kernels_ms=k, gflop=g, megabytes=m)
-        for g, m, k in ((0.1, 1.0, 3.0), (5.0, 10.0, 1.0), (1.0, 40.0, 9.0), (10.0, 15.0, 2.0), (3.0, 2.0, 20.0))
+        StepTime(
+            ms=1.0 + 1.4 * kernels + gflop / 400 * 1e3 + moved / 3 + 0.02 * calls + 2.5,
+            known_ms=1.0 + kernels,
+            kernels_ms=kernels,
+            gflop=gflop,
+            megabytes=moved,
+            operations=calls,
+        )
+        for gflop, moved, kernels, calls in (
+            (0.1, 1.0, 3.0, 50),
+            (5.0, 10.0, 1.0, 120),
+            (1.0, 40.0, 9.0, 300),
+            (10.0, 15.0, 2.0, 80),
+            (3.0, 2.0, 20.0, 200),
+            (0.5, 3.0, 1.0, 400),
+        )
     ]
     found, slowdown = fit_steps(steps)
     assert slowdown == pytest.approx(1.4)
@@ -70,7 +89,38 @@ def test_links_and_steps_are_fitted_by_their_terms():
         "ddr_gb_per_s": pytest.approx(5.0),
         "update_ns": pytest.approx(7.0),
     }
-    assert found == pytest.approx({"dense_gflop_per_s": 400.0, "dense_gb_per_s": 3.0, "step_overhead_ms": 2.5})
+    rates = {"dense_gflop_per_s": 400.0, "moved_gb_per_s": 3.0, "operation_us": 20.0, "step_overhead_ms": 2.5}
+    assert found == pytest.approx(rates)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_the_kernel_that_is_timed_is_the_one_that_trains_tables(monkeypatch, compiled):
+    if not compiled:
+        monkeypatch.setitem(LOADED, "steps", None)
+    elif load_kernels("steps") is None:
+        pytest.skip("the package was installed without a C compiler")
+    cpu = torch.device("cpu")
+    assert isinstance(_build_kernel(cpu, 2, 10, 4), CompiledTables) == compiled
+    (found,) = time_kernels(cpu, lambda: None, [(2, 10, 4, 6)])
+    assert found.lookup_ms > 0 < found.update_ms
+
+
+def test_batches_are_made_ahead_and_an_error_in_making_one_is_raised():
+    taken = []
+
+    def batches():
+        for number in range(AHEAD + 2):
+            yield number, threading.get_ident()
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        for number, thread in _made_ahead(batches()):
+            taken.append(number)
+            assert thread != threading.get_ident()
+    assert taken == list(range(AHEAD + 2))
+    ended = _made_ahead(batches())
+    assert next(ended)[0] == 0
+    ended.close()
 
 
 def test_a_term_that_does_not_show_never_gets_a_negative_cost():

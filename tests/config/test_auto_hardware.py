@@ -372,6 +372,7 @@ def test_a_quick_calibration_gives_every_figure_that_a_plan_on_cpus_needs(machin
     hardware = with_figures(config).hardware
     record = find_kept(config)
     assert record is not None and set(record.figures) <= set(config.hardware.measured)
-    needed = ("ddr_gb_per_s", "dense_gflop_per_s", "dense_gb_per_s", "process_gib")
+    needed = ("ddr_gb_per_s", "dense_gflop_per_s", "moved_gb_per_s", "operation_us", "process_gib")
+    assert set(needed) <= set(record.figures)
     assert all(0 < getattr(hardware, name) < 1e6 for name in needed)
     assert min(hardware.lookup_ns, hardware.update_ns, hardware.table_overhead_us, hardware.step_overhead_ms) >= 0

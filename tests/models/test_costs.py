@@ -16,6 +16,8 @@ from pipeline.config.compose import compose
 from pipeline.core.errors import ConfigError
 from pipeline.models.build import build_model
 from pipeline.models.costs import model_costs
+from pipeline.models.layers.interaction import DotInteraction
+from pipeline.models.operation_counter import PRODUCT_CALLS, OperationCounter
 from pipeline.models.settings import DlrmConfig
 from pipeline.planning import PlanInputs
 from pipeline.planning.cost import FLOAT, dense_costs
@@ -71,6 +73,49 @@ def test_what_a_dlrm_is_charged_with_by_hand() -> None:
     assert found.parameters == bottom + top + 6 + 8 + 5 + 1
     # Outputs of the linear layers, the vectors side by side, their products, what the top MLP takes of these.
     assert found.activations == (6 + 8 + 5 + 1) + 5 * 8 + 5**2 + (8 + 10)
+
+
+def test_operations_are_counted_by_what_they_read_and_write() -> None:
+    x, weight = torch.zeros(5, 3, requires_grad=True), torch.zeros(4, 3)
+    with OperationCounter() as counter:
+        # A product and a view of it, then ReLU, which reads and writes each value.
+        torch.mm(x, weight.t()).view(20).relu()
+    assert (counter.operations, counter.moved) == (PRODUCT_CALLS + 1, 2 * 20)
+    with OperationCounter() as counter:
+        torch.empty(7).zero_()
+    assert (counter.operations, counter.moved) == (1, 2 * 7), "room alone is no work"
+    rows = torch.zeros(4, 6)
+    with OperationCounter() as counter:
+        torch.layer_norm(rows, [6])
+    # Values, means and deviations, three times: a norm takes longer per value than other operations.
+    assert (counter.operations, counter.moved) == (1, 3 * (2 * 4 * 6 + 2 * 4))
+
+
+def test_an_interaction_counts_as_the_compiled_kernel_that_computes_it() -> None:
+    vectors = torch.zeros(5, 4, 8, requires_grad=True)
+    layer = DotInteraction(4, 8)
+    with OperationCounter() as counter:
+        out = layer(vectors)
+    maps = layer.pairs.numel() + layer.cells.numel()
+    assert (counter.operations, counter.moved) == (1, vectors.numel() + maps + out.numel())
+    gradient = torch.zeros_like(out)
+    with OperationCounter() as counter:
+        out.backward(gradient)
+    assert (counter.operations, counter.moved) == (1, out.numel() + vectors.numel())
+    assert OperationCounter.running is None
+
+
+def test_what_a_model_calls_does_not_grow_with_the_samples_and_what_it_moves_does() -> None:
+    few = model_costs(DlrmConfig(bottom_mlp=[6], top_mlp=[5]), inputs(3, 4, 8))
+    deep = model_costs(DlrmConfig(bottom_mlp=[6], top_mlp=[5, 5, 5]), inputs(3, 4, 8))
+    # Each layer more: a product forward and two backward, its bias' gradient, ReLU and what that does backward.
+    assert deep.operations - few.operations == 2 * (3 * PRODUCT_CALLS + 3)
+    assert few.moved > few.activations
+    with OperationCounter() as outer:
+        with OperationCounter() as inner:
+            torch.zeros(3).relu()
+        assert OperationCounter.running is outer
+    assert inner.operations == 2 and OperationCounter.running is None
 
 
 class Gelu(nn.Module):

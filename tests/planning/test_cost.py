@@ -5,9 +5,19 @@ from dataclasses import replace
 import pytest
 
 from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
+from pipeline.config.model import TableConfig
 from pipeline.models.settings import DlrmConfig
 from pipeline.planning import PlanInputs
-from pipeline.planning.cost import ShardLoad, dense_ms, fixed_ms, shard_ms, step_ms
+from pipeline.planning.cost import (
+    PROJECTION_CALLS,
+    ShardLoad,
+    dense_ms,
+    fixed_ms,
+    moved_bytes,
+    shard_ms,
+    step_ms,
+    vector_costs,
+)
 from pipeline.planning.problem import dense_bytes, host_bytes
 from pipeline.records import PHASES, DatasetSchema, FeatureProfile, Profile, SparseColumn
 from pipeline.records.scratch import write_amplification
@@ -144,6 +154,25 @@ def test_the_dense_part_scales_with_the_slice_and_pays_for_its_gradients():
     gradients = 2 * 5_000 * 4 / 2 / 1e6
     assert two == pytest.approx(one / 2 + gradients + 0.5)
     assert dense_ms(costs, CPU, 2048) == pytest.approx(2 * one)
+
+
+def test_a_measured_dense_part_is_charged_by_what_it_moves_and_calls():
+    measured = replace(CPU, moved_gb_per_s=8.0, operation_us=10.0)
+    costs = ModelCosts(flop=1e6, parameters=5_000, activations=300, moved=2_000.0, operations=150)
+    compute = 1024 * 1e6 / CPU.dense_gflop_per_s / 1e6
+    moved = moved_bytes(costs, 1024) / 8e6
+    assert dense_ms(costs, measured, 1024) == pytest.approx(compute + moved + 1.5)
+    assert moved_bytes(costs, 2048) - moved_bytes(costs, 1024) == 4 * 1024 * 2_000
+    # A model of many small operations takes as long on a few samples as on none.
+    calls = dense_ms(replace(costs, operations=1_150), measured, 1) - dense_ms(costs, measured, 1)
+    assert calls == pytest.approx(10.0)
+
+
+def test_projections_of_other_widths_move_and_call():
+    narrow = replace(config().model, tables={"C0": TableConfig(dim=8), "C1": TableConfig(dim=8)})
+    plain, projected = (vector_costs(model, schema()) for model in (config().model, narrow))
+    assert projected.moved - plain.moved == 2 * 4 * (8 + 16)
+    assert projected.operations - plain.operations == PROJECTION_CALLS  # both in one product
 
 
 def test_what_no_table_changes_holds_the_latencies_and_the_overhead():

@@ -11,7 +11,7 @@ from pipeline.config.sequences import SequenceModel, SequenceOptions
 from pipeline.models.sequence_costs import SAMPLES, events_of_batch, lengths_like
 from pipeline.planning.cost import fixed_ms, timed_costs
 from pipeline.planning.inputs import PlanInputs
-from pipeline.planning.problem import dense_bytes, event_bytes
+from pipeline.planning.problem import RUNTIME_EVENTS, dense_bytes, event_bytes, row_bytes
 from pipeline.records import SequenceColumn, SequenceGroup, SequenceProfile
 from tests.commands import nightjar_in_turn
 from tests.planning.plan_cases import configure, cpu, dataset
@@ -106,6 +106,35 @@ def test_few_events_at_once_take_less_memory_and_more_time():
         for each in (whole, parts, ample)
     ]
     assert 1.1 * times[0] < times[1] < 1.5 * times[0] and times[2] == times[0]
+
+
+def test_every_part_of_a_batch_calls_all_operations_and_events_move_in_proportion():
+    both = (inputs(lengths(40, 40)), inputs(lengths(40, 40), most=1_900))
+    whole, parts = (timed_costs(each.model, each.schema, each.events, 100) for each in both)
+    assert parts.operations > 3 * whole.operations  # 4,000 events in three parts, and the forward pass twice
+    few, many = (inputs(lengths(mean, mean), block="din") for mean in (40, 80))
+    costs = [timed_costs(each.model, each.schema, each.events, 100) for each in (few, many)]
+    assert costs[0].operations == costs[1].operations
+    assert costs[1].moved == pytest.approx(2 * costs[0].moved, rel=0.1)
+
+
+def test_a_row_holds_its_events_and_one_offset_for_all_columns_of_a_sequence():
+    """Ids of 4 bytes, and an offset of 8."""
+    given = inputs(lengths(10, 10))
+    two = replace(HISTORY, columns=(*HISTORY.columns, replace(HISTORY.columns[0], name="history__b")))
+    profile = replace(given.profile, sparse={**given.profile.sparse, "history__b": given.profile.sparse["history__a"]})
+    none, one, both = (
+        row_bytes(replace(given.schema, sequences=sequences), profile) for sequences in ((), (HISTORY,), (two,))
+    )
+    assert (one - none, both - one) == (10 * 4 + 8, 10 * 4)
+
+
+def test_kernels_for_numbers_of_events_are_reserved_where_there_are_sequences():
+    with_history = inputs(lengths(10, 10))
+    without = replace(with_history, schema=replace(with_history.schema, sequences=()))
+    on_gpus = replace(with_history, hardware=replace(with_history.hardware, device="cuda"))
+    reserved = [dense_bytes(each)["runtime"] for each in (with_history, without, on_gpus)]
+    assert reserved[0] - reserved[1] == RUNTIME_EVENTS and reserved[1] == reserved[2]
 
 
 def test_one_history_may_be_longer_than_the_events_at_once():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from pipeline.models.layers.perceptron import Logit, compute_dtype, mlp
+from pipeline.models.operation_counter import counts_as_one
 
 
 def pair_products(vectors: Tensor) -> Tensor:
@@ -154,6 +155,7 @@ def _pair_maps(vectors: int, dim: int, dropped: Collection[Pair]) -> tuple[Tenso
 
 class _DotInteraction(torch.autograd.Function):
     @staticmethod
+    @counts_as_one
     def forward(ctx: Any, vectors: Tensor, pairs: Tensor, cells: Tensor) -> Tensor:
         ctx.save_for_backward(vectors, cells)
         products = torch.bmm(vectors, vectors.mT)
@@ -168,6 +170,7 @@ class _DotInteraction(torch.autograd.Function):
         return out
 
     @staticmethod
+    @counts_as_one
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         # The gradient of vector i is the sum of the other vectors, each times the gradient of its pair with i.
         (grad,) = grads
