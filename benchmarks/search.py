@@ -7,7 +7,7 @@ another log. Original and found model train with the same settings, by the ordin
 over a million rows. In more passes over fewer rows the original learns them by heart (docs/measurements/models.md). The
 search takes one pass.
 
-``--log adult``, ``--log flights``: real logs, of which nobody knows what is to be found; a seed draws other test rows of
+``--log adult`` and ``flights``: real logs, of which nobody knows what is to be found; a seed draws other test rows of
 the census, and other initial values everywhere. Original and found model train as ``benchmarks/logs.py`` says.
 
 ``ratio``: predicted step of the model found over that of the original, each with a plan of its own. ``widths``: share
