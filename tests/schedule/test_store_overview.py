@@ -15,6 +15,7 @@ import pytest
 from pipeline import cli
 from pipeline.config import Config
 from pipeline.config.compose import compose
+from pipeline.publishing.promotion import promote
 from pipeline.records import NightRecord
 from pipeline.records.night import Cost, NightLine
 from pipeline.records.result import ErrorPart, Grown, Shrunk, StageAttempt, StageOutcome
@@ -314,6 +315,22 @@ def test_an_object_store_is_asked_once_for_every_record(
         asked = Counter(path for path, _ in endpoint.read.elements() if path.endswith(".json"))
         assert len(asked) >= 8 and set(asked.values()) == {1}
         assert b"clicks-2025-01-03/nightly.html" in other.fs.cat_file(other.full(STORE_PAGE))
+
+
+def test_a_rollback_and_a_promotion_are_on_the_page_at_once(tmp_path: Path, capsys) -> None:
+    """Whoever rolls back at night looks at the page next."""
+    store = Store(str(tmp_path))
+    first, second = "v00001-00000001", "v00002-00000002"
+    for version in (first, second):
+        with store.draft(f"models/clicks/{version}", kind="model", key=version, config={}, inputs={}) as draft:
+            draft.commit({"run": "r"})
+        promote(store, "clicks", version, by="publish")
+    undone, again = ["rollback", "clicks"], ["models", "promote", "clicks", second, "--reason", "it was right"]
+    for command, now in ((undone, first), (again, second)):
+        assert cli.main([*command, "--store", store.url]) == 0
+        served = rows_of((tmp_path / STORE_PAGE).read_text(), "Versions that served")
+        assert served[0][0] == now and served[0][2] == "now"
+    capsys.readouterr()
 
 
 def test_clean_up_keeps_the_page(store: Store) -> None:

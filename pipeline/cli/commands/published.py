@@ -176,13 +176,15 @@ def _rollback(options: argparse.Namespace) -> int:
 
 
 def _show_serving(options: argparse.Namespace, store: Store, current: Current) -> int:
-    """Print which version serves now, and tell the trackers of the run that made it."""
+    """Print which version serves now, put it on the store's page, and tell the trackers of the run that made it."""
     from pipeline.publishing.versions import version_path
     from pipeline.report import models as text
     from pipeline.report.tracking import tell_serving
+    from pipeline.schedule.store_overview import write_store_page
     from pipeline.stages.execution import load
 
     tell(options.json, current.to_json(), text.serving)
+    write_store_page(store)
     version = store.find(version_path(current.model, str(current.version)))
     run = None
     if version is not None:
