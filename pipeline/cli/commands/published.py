@@ -202,10 +202,14 @@ def _show_serving(options: argparse.Namespace, store: Store, current: Current) -
 def _gc(options: argparse.Namespace) -> int:
     from pipeline.publishing import model_commands
     from pipeline.report import models as text
+    from pipeline.schedule.store_overview import write_store_page
 
     store = store_of(options)
     model = _model(options, store)
     gone = model_commands.collect(store, model, options.keep, 60 * options.min_age, dry_run=options.dry_run)
+    if gone and not options.dry_run:
+        # The page links to the cards of versions.
+        write_store_page(store)
     result = RemovedVersions(model=model, dry_run=options.dry_run, removed=tuple(gone))
     tell(options.json, result, text.removed_versions)
     return 0
