@@ -163,7 +163,7 @@ def test_a_model_off_by_a_factor_is_held_for_its_calibration() -> None:
     found = judged(scored=ScoredRows(labels=labels, candidate=noisy(rng, truth, 0.3) + 0.5))
     assert len(found.reasons) == 1
     assert found.reasons[0].startswith("calibration is 1.29")
-    assert "above the observed ones, beyond 10.0% (gate.max_calibration_error)" in found.reasons[0]
+    assert "above the observed one, beyond 10.0% (gate.max_calibration_error)" in found.reasons[0]
 
 
 def test_slices_show_what_the_whole_hides() -> None:
