@@ -39,7 +39,10 @@ class Resampled:
     def interval(self, confidence: float, tests: int = 1) -> Interval:
         """Return point -+ z * standard error of the replicates; ``tests`` intervals hold together (Bonferroni)."""
         z = NormalDist().inv_cdf(1 - (1 - confidence) / (2 * tests))
-        spread = z * float(np.nanstd(self.replicates))
+        spread, drawn = np.nan, self.replicates[~np.isnan(self.replicates)]
+        # If no replicate has the figure, or one is infinite, nothing is known of the spread, and NumPy would warn.
+        if len(drawn) and np.isfinite(drawn).all():
+            spread = z * float(np.nanstd(self.replicates))
         return Interval(self.point, self.point - spread, self.point + spread)
 
 

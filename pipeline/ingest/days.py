@@ -212,7 +212,7 @@ def delivered_mark(data: DataConfig, day: date) -> str:
     if data.connector is not None:
         return data.connector.open(replace(data, day=str(day))).mark
     mark = fingerprint(path_of(data, day), data_spec(data).columns)
-    if data.label.late_path:
+    if mark and data.label.late_path:
         mark += "-" + fingerprint(filled(data.label.late_path, day))
     return mark
 

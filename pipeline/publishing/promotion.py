@@ -8,6 +8,7 @@ that served; the last one serves now. Promoting appends a version, rolling back 
 from __future__ import annotations
 
 import json
+import logging
 import math
 import time
 import uuid
@@ -34,6 +35,7 @@ FORMAT = 1
 _LOG_ENTRIES = 200
 # Tries of a promotion beside other writers, one of which succeeds at each try.
 _TRIES = 10
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,7 +265,7 @@ def promote(
 
 
 def roll_back(store: Store, model: str, reason: str = "") -> Current:
-    """Make the previous version serve again.
+    """Make the previous version serve again; a warning says so if it is of the same training as the one that served.
 
     Raises:
         ConfigError: There is no previous version.
@@ -284,6 +286,7 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
             )
         previous = require_whole(store, model, current.previous, tables=False)
         entry = _entry(mine, current, "rollback", previous, reason)
+        _warn_of_same_training(store, current, previous)
         try:
             return _swap(store, seen, current, current.line[:-1], entry)
         except SwappedError as other:
@@ -300,6 +303,19 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
                 hint=f"nightjar models ls {model} says which version serves; if it is {current.previous}, the "
                 "rollback is done, and running the same command again would go back one more",
             ) from error
+
+
+def _warn_of_same_training(store: Store, current: Current, previous: Artifact) -> None:
+    # Whoever takes a bad model back should know that a run with force=true had published it twice.
+    version, served = str(current.version), None
+    with suppress(DamagedError):
+        served = store.find(version_path(current.model, version))
+    if served is None or not Training.of(served).is_same(Training.of(previous)):
+        return
+    further = ""
+    if len(current.line) > 2:
+        further = f"; nightjar rollback {current.model} once more goes back to {current.line[-3]}"
+    log.warning("%s is of the same training as %s, so it is the same model%s", current.previous, version, further)
 
 
 def _entry(mine: str, current: Current, by: str, served: Artifact, reason: str) -> Promotion:

@@ -104,11 +104,11 @@ def calibration(curve: Curve | None, whose: str = "") -> Iterator[Figure]:
             curve.predicted,
             curve.observed,
             curve.rows,
-            x=Axis(title="predicted probability of a click", from_zero=True),
+            x=Axis(title="predicted probability", from_zero=True),
             y=Axis(title="observed", from_zero=True),
-            label=f"Observed click rate against predicted probability{of} in {len(curve.predicted)} bins",
+            label=f"Observed rate against predicted probability{of} in {len(curve.predicted)} bins",
         )
-        yield Figure(f"Calibration{of}", "observed click rate, 95% intervals", plot)
+        yield Figure(f"Calibration{of}", "observed rate, 95% intervals", plot)
 
 
 def sequence_figures(

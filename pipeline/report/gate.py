@@ -54,7 +54,7 @@ def _prediction_histogram(histogram: Histogram) -> Figure:
     # Plot the shares of rows by prediction: the candidate filled, the incumbent as a dashed line.
     edges, incumbent = histogram.edges, histogram.incumbent
     top = max([*histogram.candidate, *(incumbent or ())])
-    x = Axis(title="predicted probability of a click", from_zero=True)
+    x = Axis(title="predicted probability", from_zero=True)
     frame = Frame.around([(0.0, 0.0), (edges[-1], top)], x, Axis(title="rows", from_zero=True, show=percent_tick))
     outline = _outline(frame, edges, histogram.candidate)
     closed = f"{outline} L{frame.place((edges[-1], 0))} L{frame.place((edges[0], 0))} Z"

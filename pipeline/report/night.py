@@ -158,7 +158,10 @@ def _cards(record: NightRecord) -> list[tuple[str, str, str]]:
 
 
 def _links(record: NightRecord) -> list[tuple[str, str]]:
-    links = [("Gate", record.gate_page), ("Run", f"runs/{record.run}/report.html")]
+    links = [("Gate", record.gate_page)]
+    # A run that was refused before its first stage has no page.
+    if record.stages or record.seconds:
+        links.append(("Run", f"runs/{record.run}/report.html"))
     if base := record.base:
         links += [("Started from", base.checkpoint), ("Id mappings from", base.dataset)]
     # Without a verdict there is no gate page.

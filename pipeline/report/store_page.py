@@ -393,7 +393,9 @@ def _stages_bar(seconds: dict[str, float], longest: float) -> Markup:
 def _runs(runs: Sequence[RunLine]) -> PageTable:
     rows = []
     for line in reversed(runs):
-        name = _link(f"runs/{line.run}/report.html", line.run)
+        # A run that was refused before its first stage has no page.
+        page = f"runs/{line.run}/report.html" if line.stages or line.finished is not None else None
+        name = _link(page, line.run)
         finished = units.ABSENT
         if line.finished is not None:
             finished = _utc(line.finished)

@@ -133,7 +133,7 @@ def run_night(
         if record is not None and not config.force and _has_verdict(record, config, day):
             again = "nothing to do: "
             # The verdict stands, but whoever corrected the logs should know that no model has learnt from them.
-            if record.logs != delivered_mark(config.data, day):
+            if not _same_logs(record, config, day):
                 again = "its logs have changed: "
             log.info("night      %s; %sforce=true runs it again", line_of(record), again)
             return record
@@ -206,7 +206,12 @@ def _has_verdict(record: NightRecord, config: Config, day: date) -> bool:
     if record.outcome != HELD:
         return record.outcome == PUBLISHED
     # Other settings or logs void the verdict of a held night.
-    return record.settings == _hash_settings(config) and record.logs == delivered_mark(config.data, day)
+    return record.settings == _hash_settings(config) and _same_logs(record, config, day)
+
+
+def _same_logs(record: NightRecord, config: Config, day: date) -> bool:
+    # Logs that have been archived since change no verdict: the night cannot be run again without them.
+    return delivered_mark(config.data, day) in ("", record.logs)
 
 
 def _hash_settings(config: Config) -> str:

@@ -149,7 +149,8 @@ def _read_night(store: Store, versions: dict[str, set[str]], problems: list[str]
     pages = {}
     if night.summary:
         pages["night"] = night.summary
-    if night.seconds is not None:
+    # A run that was refused before its first stage has no page.
+    if night.stages or night.seconds:
         pages["run"] = f"{run}/report.html"
     if night.version in versions.get(night.model, ()):
         pages["version"] = f"{version_path(night.model, str(night.version))}/{CARD_TEXT}"

@@ -25,10 +25,12 @@ log = logging.getLogger(__name__)
 def covered_teacher(config: Config, store: Store) -> dict[str, str] | None:
     """Return what the train key covers of ``train.distill.teacher``: the version's name and key.
 
-    The version in service changes when this run publishes, so a run that continues keeps the teacher that it recorded.
+    The version in service changes when this run publishes, and also by other runs. So a run that continues keeps the
+    teacher that it recorded, unless it starts from another checkpoint by now. A run that is forced never learns from
+    its own versions, which know the labels of these rows.
 
     Returns:
-        The name and key; None if no version is named and none is in service yet.
+        The name and key; None if no version is named and no other run's version has served yet.
 
     Raises:
         ArtifactError: There is no such version.
@@ -36,18 +38,28 @@ def covered_teacher(config: Config, store: Store) -> dict[str, str] | None:
     from pipeline.publishing import promotion, versions
     from pipeline.stages.stage_inputs import recorded_training
 
-    name = config.train.distill.teacher or config.publish.judge_beside
-    if name is None and not config.force:
-        former, covered = recorded_training(config, store)
-        if former is not None and TEACHER in covered and former.train.distill.teacher is None:
-            recorded: dict[str, str] | None = covered[TEACHER]
-            return recorded
-    if name is None:
-        version = promotion.incumbent(store, config.model_name)
-    else:
-        version = versions.find_version(store, config.model_name, name)
-    if version is None:
-        return None
+    model, name = config.model_name, config.train.distill.teacher or config.publish.judge_beside
+    if name is not None:
+        return _described(versions.find_version(store, model, name))
+    former, covered = recorded_training(config, store)
+    continues = (
+        former is not None
+        and former.train.distill.teacher is None
+        and former.checkpoint.init_from == config.checkpoint.init_from
+    )
+    if continues and not config.force and TEACHER in covered:
+        recorded: dict[str, str] | None = covered[TEACHER]
+        return recorded
+    # This raises an error if the version in service is missing.
+    promotion.incumbent(store, model)
+    for served in reversed(promotion.read_current(store, model).line):
+        version = store.find(versions.version_path(model, served))
+        if version is not None and version.summary.get("run") != config.run:
+            return _described(version)
+    return None
+
+
+def _described(version: Artifact) -> dict[str, str]:
     return {"version": version.path.rpartition("/")[2], "key": version.key}
 
 
@@ -68,12 +80,20 @@ def score_train_rows(config: Config, store: Store, step: Step, dataset: Artifact
     teacher = cast(dict[str, str] | None, step.config.get(TEACHER))
     model = config.model_name
     if teacher is None:
-        log_on_rank0(log.info, "teacher    model %r has no version that serves: trained on labels alone", model)
+        log_on_rank0(log.info, "teacher    no earlier version of model %r served: trained on labels alone", model)
         return None
     key = artifact_key(TEACHER, teacher, {"ingest": dataset.key})
     path = f"{run_directory(str(config.run))}/{TEACHER}/{key}"
+    # A training went on without a teacher that could not score the rows, and goes on so when it is resumed. Where there
+    # was no such training, look again: what the message advises, such as checkpoint.allow, may have been done.
+    again = config.force or config.train.distill.teacher is not None
+
+    def is_known() -> bool:
+        found = store.find(path)
+        return found is not None and not (again and found.summary["problem"])
+
     with shared_failure():
-        if not run_on_rank0("looking for the teacher's scores", lambda: store.find(path) is not None):
+        if not run_on_rank0("looking for the teacher's scores", is_known):
             _write_scores(config, store, dataset, teacher, path, key)
     scores = store.get(path, TEACHER)
     problem = scores.summary["problem"]

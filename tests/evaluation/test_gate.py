@@ -163,7 +163,7 @@ def test_a_model_off_by_a_factor_is_held_for_its_calibration() -> None:
     found = judged(scored=ScoredRows(labels=labels, candidate=noisy(rng, truth, 0.3) + 0.5))
     assert len(found.reasons) == 1
     assert found.reasons[0].startswith("calibration is 1.29")
-    assert "above the observed ones, beyond 10.0% (gate.max_calibration_error)" in found.reasons[0]
+    assert "above the observed one, beyond 10.0% (gate.max_calibration_error)" in found.reasons[0]
 
 
 def test_slices_show_what_the_whole_hides() -> None:
@@ -195,12 +195,13 @@ def test_a_slice_whose_clicks_came_in_one_burst_is_not_judged() -> None:
     assert not [reason for reason in found.reasons if "ad=7" in reason]
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_rows_whose_clicks_lie_in_few_blocks_are_held_in_words_that_say_so() -> None:
     labels = np.zeros(N, np.float32)
     labels[5000:5100] = 1.0
     found = judged(SETTINGS, ScoredRows(labels=labels, candidate=np.full(N, np.log(100 / (N - 100)), np.float32)))
     assert found.verdict == "HOLD"
-    assert "calibration cannot be told: clicks lie in too few blocks of rows" in " ".join(found.reasons)
+    assert "calibration cannot be told: rows of label 1 lie in too few blocks of rows" in " ".join(found.reasons)
 
 
 def test_small_values_of_a_slice_are_judged_together() -> None:

@@ -21,6 +21,7 @@ from pipeline.report.models import details, listing
 from pipeline.stages import release
 from pipeline.stages.release import _require_same_incumbent, publish
 from pipeline.store import Store
+from tests.logged import listen
 from tests.publishing.made import plain
 from tests.records.made import gate_record
 from tests.waits import PATIENCE
@@ -54,6 +55,20 @@ def test_the_line_of_versions_grows_and_a_rollback_takes_off(store: Store) -> No
     log = store.read_json("models/m/current.json")["log"]
     assert [entry["by"] for entry in log] == ["publish"] * 3 + ["rollback"] * 2
     assert log[3]["reason"] == "complaints" and log[3]["instead_of"] == C
+
+
+def test_a_rollback_to_a_version_of_the_same_training_says_that_it_is_the_same_model(store: Store) -> None:
+    """A night that was forced publishes its training once more, and whoever rolls back wants another model."""
+    forced = "v00005-aaaaaaaa"
+    for name in (D, forced):
+        plain(store, name, train="t")
+    promote(store, A, D, forced)
+    said = listen()
+    assert promotion.roll_back(store, "m", "complaints").version == D
+    (words,) = said
+    assert words.startswith(f"{D} is of the same training as {forced}, so it is the same model; ")
+    assert words.endswith(f"nightjar rollback m once more goes back to {A}")
+    assert promotion.roll_back(store, "m", "complaints").version == A and len(said) == 1
 
 
 def test_promoting_what_serves_changes_nothing(store: Store) -> None:

@@ -81,6 +81,11 @@ def test_the_page_is_whole_and_escaped(incumbent: bool) -> None:
     assert ("| NE | incumbent |" in gate_markdown(record(incumbent))) is incumbent
 
 
+def test_the_page_names_no_label_for_models_may_predict_any() -> None:
+    page = gate_page(record(model="churn"))
+    assert "click" not in page and ">predicted probability<" in page and "observed rate, 95% intervals" in page
+
+
 def test_other_models_warnings_and_what_the_rows_can_tell_are_shown() -> None:
     words = "predictions moved <b>; NE is clearly better, so this is only a warning"
     warned = Check("prediction shift", "gate.max_psi", True, words, warned=True)

@@ -127,6 +127,23 @@ def test_a_held_night_is_judged_again_where_its_logs_were_mended_a_published_one
     assert "its logs have changed: force=true runs it again" in nights.said[-1]
 
 
+@pytest.mark.parametrize(("code", "outcome"), [(0, "published"), (6, "held")])
+def test_a_verdict_stands_where_the_logs_were_archived_since(tmp_path: Path, code: int, outcome: str) -> None:
+    logs, late = tmp_path / "2026-01-01.csv", tmp_path / "late-2026-01-01.csv"
+    for file in (logs, late):
+        file.write_text("label,a,event\n1,x,7\n")
+    data = ["data=csv", "data.name=synthetic", "+data.sparse.a={}", f'data.path="{tmp_path}/{{day}}.csv"']
+    data += ["data.dedupe.key=event", f'data.label.late_path="{tmp_path}/late-{{day}}.csv"', "data.label.window_days=2"]
+    nights = Nights(tmp_path / "store", {1: code})
+    assert nights(DAYS[:1], *data) == code
+    logs.unlink()
+    assert nights(DAYS[:1], *data) == code
+    late.unlink()
+    assert nights(DAYS[:1], *data) == code
+    assert nights.outcomes()[0] == outcome and len(nights.runs) == 1
+    assert "nothing to do: force=true runs it again" in nights.said[-1]
+
+
 def test_a_signal_stops_at_once_and_the_night_goes_on_later(tmp_path: Path) -> None:
     nights = Nights(tmp_path, {2: 143})
     assert nights(DAYS, keep_going=True) == 143

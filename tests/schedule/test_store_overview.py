@@ -15,6 +15,7 @@ import pytest
 from pipeline import cli
 from pipeline.config import Config
 from pipeline.config.compose import compose
+from pipeline.publishing.promotion import promote
 from pipeline.records import NightRecord
 from pipeline.records.night import Cost, NightLine
 from pipeline.records.result import ErrorPart, Grown, Shrunk, StageAttempt, StageOutcome
@@ -149,6 +150,22 @@ def test_the_page_lists_nights_newest_first_with_reasons_links_and_totals(store:
     assert "baseline 0.9000 [0.8900, 0.9100]" in titles
     assert [figure.text for figure in main_of(page).iter("figcaption")] == ["NE ", "Calibration ", "Time "]
     assert "<script" not in page and "prefers-color-scheme: dark" in page
+
+
+def test_no_page_links_to_that_of_a_run_that_was_refused_before_its_first_stage(store: Store) -> None:
+    """As by a setting that must be allowed: such a run has a result, and no report."""
+    error = {"message": "train.lr was 0.01, is 0.02", "exit_code": 2}
+    for run in ("clicks-2025-01-04", "refused"):
+        refused = {"run": run, "status": "failed", "stages": {}, "error": error}
+        store.write_json(f"runs/{run}/result.json", refused)
+    night = read_record(store, "clicks", FIRST + timedelta(days=3))
+    assert night is not None
+    night = finished_record(store, replace(night, exit_code=2), None)
+    store.write_json("runs/clicks-2025-01-04/nightly.json", night.to_json())
+    for page in (page_of(store), night_page(night), night_markdown(night)):
+        assert error["message"] in page
+        assert "clicks-2025-01-04/report.html" not in page and "refused/report.html" not in page
+    assert [row[0] for row in rows_of(page_of(store), "Other runs")] == ["try", "refused"]
 
 
 def test_a_year_of_nights_is_one_file_below_a_megabyte(tmp_path: Path) -> None:
@@ -314,6 +331,27 @@ def test_an_object_store_is_asked_once_for_every_record(
         asked = Counter(path for path, _ in endpoint.read.elements() if path.endswith(".json"))
         assert len(asked) >= 8 and set(asked.values()) == {1}
         assert b"clicks-2025-01-03/nightly.html" in other.fs.cat_file(other.full(STORE_PAGE))
+
+
+def test_what_the_commands_on_versions_change_is_on_the_page_at_once(tmp_path: Path, capsys) -> None:
+    """Whoever rolls back at night looks at the page next."""
+    store = Store(str(tmp_path))
+    first, second, third = (f"v{number:05d}-0123abcd" for number in (1, 2, 3))
+    for number, version in enumerate((first, second, third)):
+        with store.draft(f"models/clicks/{version}", kind="model", key=version, config={}, inputs={}) as draft:
+            draft.commit({"run": write_night(store, number)})
+        promote(store, "clicks", version, by="publish")
+    undone, again = ["rollback", "clicks"], ["models", "promote", "clicks", third, "--reason", "it was right"]
+    for command, now in ((undone, second), (again, third)):
+        assert cli.main([*command, "--store", store.url]) == 0
+        page = (tmp_path / STORE_PAGE).read_text()
+        served = rows_of(page, "Versions that served")
+        assert served[0][0] == now and served[0][2] == "now"
+        assert f"{first}/README.md" in page
+    assert cli.main(["models", "gc", "clicks", "--keep", "1", "--min-age", "0", "--store", store.url]) == 0
+    page = (tmp_path / STORE_PAGE).read_text()
+    assert f"{first}/README.md" not in page and f"{second}/README.md" in page
+    capsys.readouterr()
 
 
 def test_clean_up_keeps_the_page(store: Store) -> None:

@@ -11,10 +11,15 @@ import torch.distributed as dist
 
 from pipeline import cli
 from pipeline.config import CheckpointConfig, TrainConfig
-from pipeline.config.compose import compose
+from pipeline.config.compose import compose, to_yaml
 from pipeline.config.train import DistillConfig
 from pipeline.core.errors import ArtifactError, ConfigError
+from pipeline.launch.run_records import write_steps
+from pipeline.publishing.promotion import promote
+from pipeline.publishing.versions import version_path
 from pipeline.records import DatasetSchema, SparseColumn, TaskColumn
+from pipeline.records.runs import Step
+from pipeline.stages.distillation import covered_teacher
 from pipeline.store import Store
 from pipeline.training.batches import BatchReader
 from pipeline.training.config_settings import select_prediction_settings, select_training_settings
@@ -227,7 +232,7 @@ def test_the_first_training_learns_from_labels_and_says_so(said):
     store, found = said
     code, text = found["first"]
     assert code == 0, text
-    assert "model 'clicks' has no version that serves: trained on labels alone" in text
+    assert "no earlier version of model 'clicks' served: trained on labels alone" in text
     assert "teacher" not in result(store, "first")["train"]
 
 
@@ -271,6 +276,67 @@ def test_a_named_version_that_cannot_read_the_rows_is_refused_each_time(said, ca
         error = capsys.readouterr().err
         assert f"train.distill.teacher={version} cannot teach this training: " in error
         assert "hint: train.distill.weight=0" in error
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_version_teaches_once_what_the_message_advises_was_done(said, capsys, named):
+    """The log renamed a column. Without a name the first training goes on, so only force=true begins another one."""
+    store, _ = said
+    version = result(store, "first")["model"]["version"]
+    run = [f"run=renamed-{named}", TEACH, "+data.dense.I1.column=I2", "data.synthetic.rows=5000", f"store={store.url}"]
+    run += [
+        "stages=[ingest,plan,partition,train]",
+        f"{'train.distill.teacher' if named else 'publish.judge_beside'}={version}",
+    ]
+    assert cli.main(["run", *SMALL, *run]) == (2 if named else 0)
+    allowed = "checkpoint.allow=[data.dense.I1.column]"
+    shown = capsys.readouterr()
+    assert f"if the log renamed it, {allowed} says so" in shown.err + shown.out
+    assert cli.main(["run", *SMALL, *run, allowed, f"force={not named}"]) == 0
+    assert result(store, f"renamed-{named}")["train"]["teacher"] == version
+
+
+def put_version(store, number, run):
+    """A version of ``run`` that serves from now on."""
+    name = f"v{number:05d}-0000000{number}"
+    with store.draft(version_path("clicks", name), kind="model", key=f"k{number}", config={}, inputs={}) as draft:
+        draft.commit({"run": run})
+    promote(store, "clicks", name, by="publish")
+    return {"version": name, "key": f"k{number}"}
+
+
+def begin(store, config):
+    """Record what ``config`` begins with, as a run does; return its teacher."""
+    taught_by = covered_teacher(config, store)
+    store.write_bytes(f"runs/{config.run}/config.yaml", to_yaml(config).encode())
+    write_steps(store, config.run, [Step(name="train", key="k", path="p", config={"teacher": taught_by})])
+    return taught_by
+
+
+def test_no_run_learns_from_its_own_version_however_often_it_is_forced(tmp_path):
+    """That version has learnt from these very labels, and the same command would train another model each time."""
+    store, night = Store(str(tmp_path)), ["run=clicks-2026-01-02", "publish.model=clicks", TEACH]
+    assert begin(store, compose([*night, "run=clicks-2026-01-01"])) is None
+    first = put_version(store, 1, "clicks-2026-01-01")
+    assert begin(store, compose([*night, "run=clicks-2026-01-01", "force=true"])) is None
+    assert begin(store, compose(night)) == first
+    for number in (2, 3):
+        put_version(store, number, "clicks-2026-01-02")
+        assert begin(store, compose(night)) == first
+        assert begin(store, compose([*night, "force=true"])) == first
+    assert begin(store, compose([*night, "run=clicks-2026-01-03"]))["version"] == "v00003-00000003"
+
+
+def test_a_run_that_starts_from_another_checkpoint_by_now_learns_from_what_serves_by_now(tmp_path):
+    """As a night that was held, where somebody let another version serve before it was called again."""
+    store, night = Store(str(tmp_path)), ["run=clicks-2026-01-02", "publish.model=clicks", TEACH]
+    assert begin(store, compose(night)) is None
+    first = put_version(store, 1, "clicks-2026-01-01")
+    assert begin(store, compose(night)) is None
+    assert begin(store, compose([*night, "checkpoint.init_from=clicks-2026-01-01"])) == first
+    put_version(store, 2, "other")
+    assert begin(store, compose([*night, "checkpoint.init_from=clicks-2026-01-01"])) == first
+    assert begin(store, compose([*night, "checkpoint.init_from=other"]))["version"] == "v00002-00000002"
 
 
 def test_a_teacher_without_a_share_is_refused():

@@ -176,13 +176,15 @@ def _rollback(options: argparse.Namespace) -> int:
 
 
 def _show_serving(options: argparse.Namespace, store: Store, current: Current) -> int:
-    """Print which version serves now, and tell the trackers of the run that made it."""
+    """Print which version serves now, put it on the store's page, and tell the trackers of the run that made it."""
     from pipeline.publishing.versions import version_path
     from pipeline.report import models as text
     from pipeline.report.tracking import tell_serving
+    from pipeline.schedule.store_overview import write_store_page
     from pipeline.stages.execution import load
 
     tell(options.json, current.to_json(), text.serving)
+    write_store_page(store)
     version = store.find(version_path(current.model, str(current.version)))
     run = None
     if version is not None:
@@ -200,10 +202,14 @@ def _show_serving(options: argparse.Namespace, store: Store, current: Current) -
 def _gc(options: argparse.Namespace) -> int:
     from pipeline.publishing import model_commands
     from pipeline.report import models as text
+    from pipeline.schedule.store_overview import write_store_page
 
     store = store_of(options)
     model = _model(options, store)
     gone = model_commands.collect(store, model, options.keep, 60 * options.min_age, dry_run=options.dry_run)
+    if gone and not options.dry_run:
+        # The page links to the cards of versions.
+        write_store_page(store)
     result = RemovedVersions(model=model, dry_run=options.dry_run, removed=tuple(gone))
     tell(options.json, result, text.removed_versions)
     return 0

@@ -41,14 +41,14 @@ def check_calibration(name: str, setting: str, figures: Figures, limit: float | 
         return
     point = figures.calibration.point
     if not math.isfinite(figures.calibration.low):
-        words = f"{what} cannot be told: clicks lie in too few blocks of rows (gate.blocks, gate.{setting})"
+        words = f"{what} cannot be told: rows of label 1 lie in too few blocks of rows (gate.blocks, gate.{setting})"
         yield Check(name, f"gate.{setting}", False, words)
         return
     passed = may_be_calibrated(figures.calibration, limit)
     side = "above" if point > 1 else "below"
     words = (
-        f"{what} is {with_ends(figures.calibration)}: predicted clicks are {abs(point - 1):.1%} {side} the observed "
-        f"ones, {place(abs(point - 1), limit, passed)} {limit:.1%} (gate.{setting})"
+        f"{what} is {with_ends(figures.calibration)}: the predicted rate is {abs(point - 1):.1%} {side} the observed "
+        f"one, {place(abs(point - 1), limit, passed)} {limit:.1%} (gate.{setting})"
     )
     yield Check(name, f"gate.{setting}", passed, words)
 
