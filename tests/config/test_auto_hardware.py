@@ -191,6 +191,16 @@ def test_figures_are_measured_once_and_no_key_depends_on_them(machine, monkeypat
     assert with_figures(composed("train.precision=fp32")).hardware.dense_gflop_per_s == 247.0  # another measurement
 
 
+def test_threads_are_in_the_key_of_a_plan_whose_figures_are_measured_with_them(machine):
+    def plan(*overrides: str) -> str:
+        made = steps(compose(["run=r", *overrides]), Store(str(machine / "store")))
+        return next(step.key for step in made if step.name == "plan")
+
+    keys = [plan("hardware=auto"), *(plan("hardware=auto", f"train.threads_per_rank={n}") for n in (1, 2))]
+    assert len(set(keys)) == 3
+    assert plan("hardware=laptop") == plan("hardware=laptop", "train.threads_per_rank=2")
+
+
 def test_a_folder_that_cannot_be_written_costs_the_next_plan_a_measurement(machine, caplog):
     (machine / "cache").write_text("")
     assert keep(composed(), {"lookup_ns": 1.0}, 0.1).figures == {"lookup_ns": 1.0}
