@@ -430,6 +430,7 @@ def test_what_cannot_be_guessed_is_said(work, capsys):
         (["nothing.csv"], 3, "nothing exists at nothing.csv"),
         (["one.csv", "--name", "taken"], 2, "taken.yaml exists already"),
         (["one.csv", "--name", "criteo"], 2, "data=criteo is built in"),
+        (["one.csv", "--name", "../one"], 2, "--name=one"),
     ):
         assert cli.main(["init", *arguments]) == code, arguments
         assert words in capsys.readouterr().err
