@@ -447,6 +447,12 @@ def mend(kind: str, data: DataConfig) -> str:
         if {"True", "False"} & {data.label.positive, data.label.negative}:
             hint += '; in a file of YAML write "yes" and "no" with quotes: without them they mean True and False'
         return hint
+    for name, task in data.tasks.items():
+        column, path = task.column or name, f"data.tasks.{name}"
+        if kind.startswith(f"{column} is neither"):
+            return f"{path}.positive=<its value for yes> {path}.negative=<its value for no>"
+        if kind == f"{column} is no count":
+            return f"{path}.kind=value, or {path}.column=<a column of whole numbers from 0 on>"
     # For a list, its kind says how it is read.
     if "; data.sparse." in kind:
         return kind.partition("; ")[2].partition(" makes")[0]
