@@ -48,14 +48,19 @@ _SMALLEST = 1e-4
 def distribution(spec: DataSpec, split_counts: SplitCounts) -> dict[str, Any]:
     """Return the figures that the next day is compared with.
 
-    They are {"label_rate", "features": {name: missing, distinct, bins and shares}}.
+    They are {"label_rate", "features": {name: missing, distinct, bins and shares}}. Features that are left out have
+    none: that they are missing says nothing of the logs.
     """
     train = split_counts.train
     features: dict[str, Any] = {}
     for dense in spec.dense:
+        if dense.name in spec.left_out:
+            continue
         sketch = train.sketches[dense.name]
         features[dense.name] = {"missing": 1 - sketch.total / train.rows, **sketch.distribution(BINS)}
     for name, counts in train.counts.items():
+        if name in spec.left_out:
+            continue
         missing = train.missing[name] / max(train.lookups[name], 1)
         features[name] = {"mapping": counts.kind, "missing": missing, **counts.distribution(TOP, BINS)}
     return {"label_rate": train.positives / train.rows, "features": features}
