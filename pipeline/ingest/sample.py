@@ -305,7 +305,11 @@ def _read_lines(stream: BinaryIO, size: int, label: str) -> tuple[bytes, bool]:
 
 
 def text_format(block: bytes) -> TextFormat:
-    """Return the layout of the text that begins with ``block``. DataError if no separator makes columns of it."""
+    """Return the layout of the text that begins with ``block``.
+
+    Raises:
+        DataError: No separator makes columns of it, or lines come before its header.
+    """
     start = block.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n")
     text = start[: 1 << 20].decode(errors="replace")
     lines = [line for line in text.split("\n")[:_LINES] if line]
@@ -339,12 +343,27 @@ def text_format(block: bytes) -> TextFormat:
     header = has_header(rows)
     if header:
         names = rows[0]
+        _require_header_first(text.split("\n")[:_LINES], names, separator)
     elif separator == "\t" and width == len(CRITEO_COLUMNS):
         names, quote = CRITEO_COLUMNS, None
     else:
         names = [f"column_{number + 1}" for number in range(width)]
     layout = TextLayout(names=tuple(names), separator=separator, quote=quote)
     return TextFormat(layout=layout, header=header, strip=blanks > len(rows))
+
+
+def _require_header_first(lines: list[str], names: list[str], separator: str) -> None:
+    # Ingestion takes the first line for the header, so a schema for a log with something before it would not run.
+    for number, line in enumerate(lines):
+        if [field.strip() for row in _rows([line], separator) for field in row] != names:
+            continue
+        if number:
+            raise DataError(
+                f"the names of the columns are in line {number + 1}, expected them in line 1, which is "
+                f"{lines[0][:60]!r}",
+                hint=f"tail -n +{number + 1} FILE > NEW_FILE leaves out what is before them",
+            )
+        return
 
 
 def _rows(lines: list[str], separator: str) -> list[list[str]]:

@@ -373,6 +373,13 @@ def test_separators_and_quotes():
         text_format(b"one\ntwo\n")
 
 
+@pytest.mark.parametrize("before", [b"sep=,\n", b"# by a database\n", b"\n"])
+def test_a_header_below_other_lines_is_told_since_no_run_would_find_it(before):
+    with pytest.raises(DataError, match="the names of the columns are in line 2, expected them in line 1") as caught:
+        text_format(before + b"user,ad,zone\nu1,a1,z1\nu2,a1,z1\n")
+    assert caught.value.hint.startswith("tail -n +2 FILE > ")
+
+
 def test_a_long_log_is_sampled_and_its_rows_are_estimated(work, monkeypatch):
     Path("logs").mkdir()
     for number in range(20):
