@@ -16,12 +16,15 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.core.cpus import available_cpus
 from pipeline.core.errors import NightjarError
+from pipeline.core.kernels import missing_libraries
 from pipeline.core.machine import cpu_times, gpus, is_busy, is_disturbed, kept_figures, known_figures, processor
 
 log = logging.getLogger(__name__)
 # Keys of the machines and settings that this process measured.
 _taken_here = set[str]()
 PACKAGES = ("torch", "torchrec")
+# The compiled kernels of a step on a CPU.
+KERNELS = ("linear", "steps")
 # The terms of the cost model that figures are fitted to; another number when these change.
 TERMS = 2
 # An H100's figures (conf/hardware/h100x8.yaml), used where a GPU cannot be measured.
@@ -159,11 +162,14 @@ def keep(
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """Return what the figures depend on: processor or GPU, cores, ranks, threads, precision and versions."""
-    cards = []
+    """Return what the figures depend on: processor or GPU, cores, ranks, threads, precision, kernels and versions."""
+    cards, without = list[str](), dict[str, list[str]]()
     if config.hardware.device == "cuda":
         # Names suffice, because a host's cards of one kind are interchangeable.
         cards = sorted({card.name for card in gpus()})
+    elif missing := missing_libraries(KERNELS):
+        # Left out where all of them are installed, so that figures kept before are still found.
+        without["without"] = missing
     return {
         "processor": processor(),
         "gpus": cards,
@@ -173,6 +179,7 @@ def identity(config: Config) -> dict[str, Any]:
         "threads": config.train.threads_per_rank,
         "precision": config.train.precision,
         "terms": TERMS,
+        **without,
         **{name: version(name) for name in PACKAGES},
     }
 

@@ -121,8 +121,17 @@ def find_commands() -> list[Command]:
     return known
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser that takes no option by its first letters: a typo must be an error, and scripts must not break when an
+    option is added that begins like another one. Parsers of its subcommands are of this class, too.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **settings})
+
+
 def _parser(known: Sequence[Command]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="nightjar",
         description="Retrains click models every night: from raw logs to a published version.",
         epilog=EPILOG,

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pipeline.core.registry import load_hook
+from pipeline.core.registry import find_plugins, load_hook
 
 # Entry points of functions that open a library. They take no arguments, and return its kernels or None.
 GROUP = "nightjar.native_libraries"
@@ -44,6 +45,30 @@ def load_kernels(name: str) -> Any | None:
         # None is remembered as well, so that entry points are searched once and not at every step.
         LOADED[name] = None if open_kernels is None else open_kernels()
     return LOADED[name]
+
+
+def missing_libraries(names: Sequence[str]) -> list[str]:
+    """Return those of the libraries ``names`` that no installed package has a file of. Imports none of the packages.
+
+    The file is below the package of the library's entry point, and named like it.
+    """
+    entries = {point.name: point for point in find_plugins(GROUP)}
+    missing = []
+    for name in names:
+        if name not in entries or not _has_file(entries[name].module, name):
+            missing.append(name)
+    return missing
+
+
+def _has_file(module: str, name: str) -> bool:
+    # Only the top package is looked up by Python, since it would import the packages below.
+    top, *below = module.split(".")[:-1]
+    spec = find_spec(top)
+    for place in (spec and spec.submodule_search_locations) or ():
+        folder = Path(place, *below)
+        if any(next(folder.rglob(f"{name}{suffix}"), None) for suffix in EXTENSION_SUFFIXES):
+            return True
+    return False
 
 
 def open_library(path: Path, version: int) -> ctypes.CDLL:

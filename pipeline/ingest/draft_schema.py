@@ -89,7 +89,7 @@ def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
     if left_out:
         lines.append("# Left out:")
         for guess in left_out:
-            lines.append(f"#   {guess.column}: {guess.seen}")
+            lines.append(f"#   {guess.column or '(no name)'}: {guess.seen}")
     return "".join(_escape(line) + "\n" for line in lines)
 
 

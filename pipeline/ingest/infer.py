@@ -140,13 +140,15 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
         columns.append(column)
 
     # 2. The label, and the time of the rows: of several columns, the one with the most distinct values.
-    chosen, others = choose_label(columns, label)
+    #    A column that the header gives no name is neither of them, and no feature.
+    named = [column for column in columns if column.name]
+    chosen, others = choose_label(named, label)
     unchanged = next(column for column in columns if column.name == chosen.name)
     positive, negative = label_classes(chosen)
     clicks = (chosen.text == positive).fill_null(False)
     rate = float(clicks.to_numpy().mean())
     rest = [column for column in columns if column.name != chosen.name]
-    times = list(filter(is_time, rest))
+    times = [column for column in rest if column.name and is_time(column)]
     time = max(times, key=lambda column: column.distinct, default=None)
 
     # 3. All others.
@@ -339,6 +341,8 @@ class _Facts:
 
     def _useless(self, column: SampleColumn, another_time: bool) -> str:
         rows = len(column.text)
+        if not column.name:
+            return "the header gives it no name"
         if column.nested:
             return f"it holds {column.kind}: write its parts as columns of their own"
         if column.name in self.weights.values():

@@ -48,14 +48,19 @@ _SMALLEST = 1e-4
 def distribution(spec: DataSpec, split_counts: SplitCounts) -> dict[str, Any]:
     """Return the figures that the next day is compared with.
 
-    They are {"label_rate", "features": {name: missing, distinct, bins and shares}}.
+    They are {"label_rate", "features": {name: missing, distinct, bins and shares}}. Features that are left out have
+    none: that they are missing says nothing of the logs.
     """
     train = split_counts.train
     features: dict[str, Any] = {}
     for dense in spec.dense:
+        if dense.name in spec.left_out:
+            continue
         sketch = train.sketches[dense.name]
         features[dense.name] = {"missing": 1 - sketch.total / train.rows, **sketch.distribution(BINS)}
     for name, counts in train.counts.items():
+        if name in spec.left_out:
+            continue
         missing = train.missing[name] / max(train.lookups[name], 1)
         features[name] = {"mapping": counts.kind, "missing": missing, **counts.distribution(TOP, BINS)}
     return {"label_rate": train.positives / train.rows, "features": features}
@@ -447,6 +452,12 @@ def mend(kind: str, data: DataConfig) -> str:
         if {"True", "False"} & {data.label.positive, data.label.negative}:
             hint += '; in a file of YAML write "yes" and "no" with quotes: without them they mean True and False'
         return hint
+    for name, task in data.tasks.items():
+        column, path = task.column or name, f"data.tasks.{name}"
+        if kind.startswith(f"{column} is neither"):
+            return f"{path}.positive=<its value for yes> {path}.negative=<its value for no>"
+        if kind == f"{column} is no count":
+            return f"{path}.kind=value, or {path}.column=<a column of whole numbers from 0 on>"
     # For a list, its kind says how it is read.
     if "; data.sparse." in kind:
         return kind.partition("; ")[2].partition(" makes")[0]

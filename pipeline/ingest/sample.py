@@ -26,7 +26,7 @@ from pipeline.ingest.columns import with_maps
 from pipeline.ingest.file_source import partition_values
 from pipeline.ingest.formats.avro import Avro
 from pipeline.ingest.formats.columnar import frame_of
-from pipeline.ingest.formats.file_format import require_text
+from pipeline.ingest.formats.file_format import BOM, require_text
 from pipeline.ingest.formats.json_lines import object_lines, of_usual_kinds, with_ones
 from pipeline.ingest.rawfiles import LogFiles, find_files, missing_data
 from pipeline.ingest.schema import CRITEO_COLUMNS, is_number
@@ -228,6 +228,9 @@ def _sample_text(files: LogFiles, chosen: list[int]) -> LogSample:
             if not whole:
                 share = min(source.tell() / max(files.fs.size(path), 1), 1.0)
         size_read += share * files.fs.size(path)
+        if not block:
+            # Writers leave empty files where a part of the log had no rows.
+            continue
         require_text(block[:8], label)
         if _ARRAY.match(block):
             raise DataError(
@@ -249,20 +252,34 @@ def _sample_text(files: LogFiles, chosen: list[int]) -> LogSample:
             bad += len(lines) - frame.height
             continue
         form = form or text_format(block)
+        layout = form.layout
         if form.header:
-            block = block[block.find(b"\n") + 1 :]
+            header, _, block = block.partition(b"\n")
+            layout = _with_names_of(header, layout)
         # The last record may continue beyond the bytes that were read.
-        block = block[: records(block, form.layout).open]
-        frame, _, rejects = read_lines(block, 1, form.layout)
+        block = block[: records(block, layout).open]
+        frame, _, rejects = read_lines(block, 1, layout)
         frames.append(_with_partitions(frame, path))
         bad += len(rejects)
-    # Objects of JSON may have different keys, while all lines of text were read by one layout.
-    frame = pl.concat(frames, how="diagonal_relaxed" if kind == "jsonl" else "vertical")
+    if not frames:
+        return LogSample(path="", frame=pl.DataFrame(), total=0, files=0, kind=kind)
+    # Objects of JSON may have different keys, and headers may name other columns, or in another order.
+    frame = pl.concat(frames, how="diagonal_relaxed")
     if form is not None and form.strip:
         frame = frame.select(pl.all().str.strip_chars())
     total = round(frame.height * files.bytes / max(size_read, 1.0))
     frame = frame[_spread(frame.height, ROWS)]
     return LogSample(path="", frame=frame, total=total, files=0, kind=kind, bad=bad, text=form)
+
+
+def _with_names_of(header: bytes, layout: TextLayout) -> TextLayout:
+    # Returns the layout of a file by its own first line, as ingestion reads it; ``layout`` itself if that shares no
+    # name with it, and so is no header.
+    text = header.removeprefix(BOM).decode(errors="replace")
+    names = [field.strip() for row in _rows([text], layout.separator) for field in row]
+    if len(set(names)) < len(names) or not set(names) & set(layout.names):
+        return layout
+    return replace(layout, names=tuple(names))
 
 
 def _read_lines(stream: BinaryIO, size: int, label: str) -> tuple[bytes, bool]:
@@ -288,7 +305,11 @@ def _read_lines(stream: BinaryIO, size: int, label: str) -> tuple[bytes, bool]:
 
 
 def text_format(block: bytes) -> TextFormat:
-    """Return the layout of the text that begins with ``block``. DataError if no separator makes columns of it."""
+    """Return the layout of the text that begins with ``block``.
+
+    Raises:
+        DataError: No separator makes columns of it, or lines come before its header.
+    """
     start = block.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n")
     text = start[: 1 << 20].decode(errors="replace")
     lines = [line for line in text.split("\n")[:_LINES] if line]
@@ -322,12 +343,27 @@ def text_format(block: bytes) -> TextFormat:
     header = has_header(rows)
     if header:
         names = rows[0]
+        _require_header_first(text.split("\n")[:_LINES], names, separator)
     elif separator == "\t" and width == len(CRITEO_COLUMNS):
         names, quote = CRITEO_COLUMNS, None
     else:
         names = [f"column_{number + 1}" for number in range(width)]
     layout = TextLayout(names=tuple(names), separator=separator, quote=quote)
     return TextFormat(layout=layout, header=header, strip=blanks > len(rows))
+
+
+def _require_header_first(lines: list[str], names: list[str], separator: str) -> None:
+    # Ingestion takes the first line for the header, so a schema for a log with something before it would not run.
+    for number, line in enumerate(lines):
+        if [field.strip() for row in _rows([line], separator) for field in row] != names:
+            continue
+        if number:
+            raise DataError(
+                f"the names of the columns are in line {number + 1}, expected them in line 1, which is "
+                f"{lines[0][:60]!r}",
+                hint=f"tail -n +{number + 1} FILE > NEW_FILE leaves out what is before them",
+            )
+        return
 
 
 def _rows(lines: list[str], separator: str) -> list[list[str]]:
@@ -340,13 +376,22 @@ def _rows(lines: list[str], separator: str) -> list[list[str]]:
 
 
 def has_header(rows: list[list[str]]) -> bool:
-    """Whether the first of ``rows`` names the columns: words, all different, that hardly appear further down."""
+    """Whether the first of ``rows`` names the columns: words, all different, that hardly appear further down.
+
+    A column of row numbers may have no name, as pandas writes its index, nor one that is always empty, as a separator
+    at the end of each line makes it.
+    """
     first, rest = rows[0], rows[1:]
     if len(set(first)) < len(first):
         return False
     again = 0
     for at, name in enumerate(first):
-        if not name or is_number(name):
+        if not name:
+            values = [row[at] for row in rest]
+            if any(values) and not (all(map(str.isdecimal, values)) and len(set(values)) == len(values)):
+                return False
+            continue
+        if is_number(name):
             return False
         again += any(row[at] == name for row in rest)
     return again <= len(first) // 4

@@ -117,7 +117,8 @@ def worker_phases(plan: Plan, inputs: PlanInputs) -> dict[str, float]:
     samples = local_batch(workers.batch, workers.world_size)
     bytes_per_ms = hardware.inter_host_gb_per_s * BYTES_PER_MS
     latency = hardware.inter_host_latency_us / 1e3
-    phases = fixed_ms(workers.model, workers.schema, hardware, workers.batch, workers.events)
+    parts = workers.train.accumulate
+    phases = fixed_ms(workers.model, workers.schema, hardware, workers.batch, workers.events, parts)
     phases["input_exchange"] = 2 * latency + samples * sample.ids / bytes_per_ms
     phases["output_exchange"] = latency + samples * sample.pooled / bytes_per_ms
     phases["gradient_exchange"] = latency + samples * sample.pooled / bytes_per_ms

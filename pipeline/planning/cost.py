@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pipeline.config.hardware import HardwareConfig
 from pipeline.config.model import ModelConfig
@@ -186,11 +186,17 @@ def shard_ms(hardware: HardwareConfig, load: ShardLoad, *, global_batch: int) ->
 
 
 def fixed_ms(
-    model: ModelConfig, schema: DatasetSchema, hardware: HardwareConfig, batch: int, events: EventLengths = NO_EVENTS
+    model: ModelConfig,
+    schema: DatasetSchema,
+    hardware: HardwareConfig,
+    batch: int,
+    events: EventLengths = NO_EVENTS,
+    parts: int = 1,
 ) -> dict[str, float]:
     """Predict ms per step by phase whatever the tables' places: dense part, overhead, latency of each exchange.
 
-    ``batch`` is the samples of a step on all ranks. Ranks of embedding hosts have no dense part.
+    ``batch`` is the samples of a step on all ranks, ``parts`` is ``train.accumulate``. Ranks of embedding hosts have no
+    dense part.
     """
     phases = dict.fromkeys(PHASES, 0.0)
     latency = latency_ms(hardware)
@@ -198,7 +204,7 @@ def fixed_ms(
     phases["input_exchange"] = 2 * latency
     phases["output_exchange"] = phases["gradient_exchange"] = latency
     if not hardware.only_tables:
-        costs = dense_costs(model, schema, events, local_batch(batch, hardware.world_size))
+        costs = dense_costs(model, schema, events, local_batch(batch, hardware.world_size), parts)
         phases["dense"] = dense_ms(costs, hardware, batch)
     phases["overhead"] = hardware.step_overhead_ms
     return phases
@@ -236,20 +242,31 @@ def moved_bytes(costs: ModelCosts, samples: int) -> float:
 
 
 def dense_costs(
-    model: ModelConfig, schema: DatasetSchema, events: EventLengths = NO_EVENTS, samples: int = 1
+    model: ModelConfig, schema: DatasetSchema, events: EventLengths = NO_EVENTS, samples: int = 1, parts: int = 1
 ) -> ModelCosts:
-    """Count the costs of ``model`` without towers, with the blocks of its sequences in a batch of ``samples``."""
-    costs = vector_costs(model, schema)
+    """Count the costs of ``model`` without towers, with the blocks of its sequences in a batch of ``samples``.
+
+    ``parts``: see ``vector_costs``.
+    """
+    costs = vector_costs(model, schema, parts)
     if not schema.sequences:
         return costs
     return costs.plus(timed_costs(model, schema, events, samples))
 
 
-def vector_costs(model: ModelConfig, schema: DatasetSchema) -> ModelCosts:
-    """Count the costs of ``model`` given the dense features and a ready vector of each feature and sequence."""
+def in_parts(costs: ModelCosts, parts: int) -> ModelCosts:
+    """Return ``costs`` of a batch that is processed in ``parts``, each of which calls all operations."""
+    return replace(costs, operations=costs.operations * parts)
+
+
+def vector_costs(model: ModelConfig, schema: DatasetSchema, parts: int = 1) -> ModelCosts:
+    """Count the costs of ``model`` given the dense features and a ready vector of each feature and sequence.
+
+    ``parts``: the number of parts that the ranking model processes a batch in (``train.accumulate``).
+    """
     dim = model.embedding_dim
     inputs = ModelInputs(dense=schema.dense, vectors=schema.vectors, dim=dim, tasks=task_inputs(schema.tasks))
-    costs = model_costs(model, inputs)
+    costs = in_parts(model_costs(model, inputs), parts)
     # Embeddings of another width are projected, which takes one product forward and two backward.
     weights = values = moved = 0
     others = set[int]()

@@ -18,6 +18,8 @@ from pipeline.planning.problem import PlanningProblem
 
 Place = Callable[[PlanInputs], Placement | None]
 TRIES = 8
+# What a rank reserves for its part of the batch.
+BATCH_BUFFERS = ("activations", "inputs", "communication")
 NAMED_TABLES = 4
 SMALLEST_GIB = 0.5
 GROWTHS = (1.0, 1.05, 1.5, 2.0, 2.5)
@@ -123,7 +125,9 @@ def _find_remedies(
     yield from _lift_pins(problem, place)
     if ROW_WISE not in inputs.plan.sharding_types and inputs.world_size > 1:
         yield from _try_values(inputs, place, "plan.sharding_types", [[*inputs.plan.sharding_types, ROW_WISE]])
-    buffers_to_blame = problem.table_bytes <= sum(space.room.each) * inputs.world_size
+    # A batch may leave no room at all, so what its buffers take counts as room, too.
+    room = sum(space.room.each) + sum(problem.reserved[purpose] for purpose in BATCH_BUFFERS)
+    buffers_to_blame = problem.table_bytes <= room * inputs.world_size
     batches = []
     for power in range(1, 2 * TRIES + 1):
         if inputs.batch >> power >= inputs.world_size:

@@ -217,7 +217,7 @@ def build_problem(inputs: PlanInputs) -> PlanningProblem:
         offered=_build_choices(inputs.plan, hardware, batch, tables),
         reserved=reserved,
         room=capacity(hardware, inputs.plan, reserved, host_bytes(inputs)),
-        fixed=fixed_ms(inputs.model, inputs.schema, hardware, batch, inputs.events),
+        fixed=fixed_ms(inputs.model, inputs.schema, hardware, batch, inputs.events, inputs.train.accumulate),
     )
 
 

@@ -62,7 +62,9 @@ def predict(plan: Plan, inputs: PlanInputs) -> Prediction:
     hardware, batch, world = inputs.hardware, inputs.batch, plan.world_size
     phases, reserved = [], []
     for _ in range(world):
-        phases.append(cost.fixed_ms(inputs.model, inputs.schema, hardware, batch, inputs.events))
+        phases.append(
+            cost.fixed_ms(inputs.model, inputs.schema, hardware, batch, inputs.events, inputs.train.accumulate)
+        )
         reserved.append(dense_bytes(inputs))
     tables, staged = [0] * world, [0] * world
     for table in tables_of(inputs):
@@ -121,13 +123,13 @@ def beyond_tower_ms(group: PlanInputs, hardware: HardwareConfig, crossing: Cross
     Returns:
         Ms per step by phase (PHASES).
     """
-    model, batch, schema = group.model, group.batch, group.schema
+    model, batch, schema, parts = group.model, group.batch, group.schema, group.train.accumulate
     phases = dict.fromkeys(PHASES, 0.0)
     ranking = ModelInputs(
         dense=schema.dense, vectors=crossing.vectors, dim=crossing.dim, tasks=task_inputs(schema.tasks)
     )
-    alone = cost.dense_ms(cost.vector_costs(model, schema), group.hardware, batch)
-    phases["dense"] = cost.dense_ms(model_costs(model, ranking), hardware, batch) - alone
+    alone = cost.dense_ms(cost.vector_costs(model, schema, parts), group.hardware, batch)
+    phases["dense"] = cost.dense_ms(cost.in_parts(model_costs(model, ranking), parts), hardware, batch) - alone
     if crossing.modules.parameters:
         # A group's ranks share the modules' work, on the samples of all peers.
         phases["dense"] += cost.dense_ms(crossing.modules, group.hardware, batch)
@@ -216,7 +218,7 @@ def _calls_ms(inputs: PlanInputs) -> float:
 
 def _dense_costs(inputs: PlanInputs) -> ModelCosts:
     samples = cost.local_batch(inputs.batch, inputs.world_size)
-    return cost.dense_costs(inputs.model, inputs.schema, inputs.events, samples)
+    return cost.dense_costs(inputs.model, inputs.schema, inputs.events, samples, inputs.train.accumulate)
 
 
 def _replica_reduce_ms(plan: Plan, inputs: PlanInputs, rank: int) -> float:

@@ -86,7 +86,7 @@ NO_KEY = (
     use("ingest", "engine block_mib ray.address"),
     use("hardware", "ssd_paths cache_path cache_gib"),  # where scratch files and copies lie
     # How training runs, when it stops itself, and what it keeps on the way.
-    use("train", "compile cuda_graphs pipeline threads_per_rank hogwild.threads log_every_steps profile"),
+    use("train", "compile cuda_graphs pipeline hogwild.threads log_every_steps profile"),
     use("train.guard", "window_steps collapse_after_steps min_logit_std max_window_ne collapse"),
     use("checkpoint", "every_steps every_minutes policy quantise tables max_chain when_busy chunk_mib keep_last"),
     use("checkpoint", "keep_every grace_seconds compact_after"),

@@ -22,6 +22,11 @@ def _heavy(config: Config) -> bool:
     return config.train.dense_state_values > ORDINARY_STATE
 
 
+def _measured_with_threads(config: Config) -> bool:
+    """Whether the plan's figures are measured with a given number of threads."""
+    return config.train.threads_per_rank is not None and bool(config.hardware.measured)
+
+
 class PlanStage(Stage):
     """The stage. Its key covers what tables, dense part, inputs and staging take and cost."""
 
@@ -46,6 +51,7 @@ class PlanStage(Stage):
         use("train", "dense_optimizer", when=_heavy),
         use("train.average", "kind", when=_heavy),
         use("train", "max_events accumulate"),
+        use("train", "threads_per_rank", when=_measured_with_threads),
     )
 
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:

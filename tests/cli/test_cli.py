@@ -99,6 +99,26 @@ def test_unknown_commands_flags_and_leftovers_are_refused(nightjar) -> None:
     assert nightjar("doctor", "extra").returncode == 2
 
 
+def test_an_option_that_would_do_nothing_is_an_error(nightjar) -> None:
+    for command, words in (
+        (["run", "--package", "train"], "hint: --cfg job --package train\n"),
+        (["run", "--resolve", "seed=1"], "hint: --cfg job --resolve\n"),
+        (["widths", "--share", "2"], "--share 2, expected a share above 0 and at most 1"),
+        (["widths", "--share", "nan"], "--share nan, expected"),
+    ):
+        done = nightjar(*command)
+        assert (done.returncode, words in done.stderr) == (2, True), done.stderr
+
+
+def test_an_option_has_one_name(nightjar, tmp_path: Path) -> None:
+    """A name that is cut short would be another option's once a release adds one that begins like it."""
+    (tmp_path / "store").mkdir()
+    for command in (["run", "--multi"], ["runs", "ls", "--js", "--store", str(tmp_path / "store")]):
+        done = nightjar(*command)
+        short = command[-1] if command[0] == "run" else command[2]
+        assert (done.returncode, f"does not know {short}\n" in done.stderr) == (2, True), done.stderr
+
+
 def test_overrides_and_flags_may_stand_in_any_order(nightjar) -> None:
     done = nightjar("run", "train.lr=0.5", "--cfg", "job", "seed=7")
     assert "seed: 7" in done.stdout

@@ -15,8 +15,10 @@ from pipeline.cli.commands.doctor import auto_hardware
 from pipeline.config import Config
 from pipeline.config.compose import compose
 from pipeline.config.compose import hardware as auto
+from pipeline.core import kernels
 from pipeline.core import machine as this_machine
 from pipeline.core.errors import ConfigError
+from pipeline.core.kernels import load_kernels, missing_libraries
 from pipeline.core.machine import (
     CpuTimes,
     Gpu,
@@ -189,6 +191,28 @@ def test_figures_are_measured_once_and_no_key_depends_on_them(machine, monkeypat
     given = composed("hardware.dense_gflop_per_s=9")
     assert [step.key for step in steps(given, Store(str(machine / "store")))] != keys
     assert with_figures(composed("train.precision=fp32")).hardware.dense_gflop_per_s == 247.0  # another measurement
+
+
+def test_threads_are_in_the_key_of_a_plan_whose_figures_are_measured_with_them(machine):
+    def plan(*overrides: str) -> str:
+        made = steps(compose(["run=r", *overrides]), Store(str(machine / "store")))
+        return next(step.key for step in made if step.name == "plan")
+
+    keys = [plan("hardware=auto"), *(plan("hardware=auto", f"train.threads_per_rank={n}") for n in (1, 2))]
+    assert len(set(keys)) == 3
+    assert plan("hardware=laptop") == plan("hardware=laptop", "train.threads_per_rank=2")
+
+
+def test_figures_measured_without_compiled_kernels_are_not_used_with_them(machine, monkeypatch):
+    measured = {"dense_gflop_per_s": 100.0}
+    with monkeypatch.context() as without:
+        without.setattr(kernels, "EXTENSION_SUFFIXES", [".of-no-library"])
+        keep(composed(), measured, 0.1)
+        assert find_kept(composed()).machine["without"] == ["linear", "steps"]
+    found = [name for name in hardware_cache.KERNELS if load_kernels(name) is not None]
+    assert (find_kept(composed()) is None) is (len(found) > 0)
+    assert sorted(found + missing_libraries(hardware_cache.KERNELS)) == ["linear", "steps"]
+    assert missing_libraries(["of no plugin"]) == ["of no plugin"]
 
 
 def test_a_folder_that_cannot_be_written_costs_the_next_plan_a_measurement(machine, caplog):

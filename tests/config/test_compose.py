@@ -220,8 +220,27 @@ def test_an_unknown_key_in_a_users_yaml_is_named(tmp_path: Path) -> None:
 def test_broken_yaml_is_a_configuration_error(tmp_path: Path) -> None:
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "mine.yaml").write_text("lr: [1\n")
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match="train/mine.yaml, line 2, is not valid YAML: ") as caught:
         compose(["train=mine"], str(tmp_path))
+    assert caught.value.hint == f"correct {tmp_path}/train/mine.yaml"
+
+
+@pytest.mark.parametrize(
+    ("sparse", "message", "hint"),
+    [
+        ("[user, ad]", "data/mine.yaml has a list where a group of keys is expected", "'sparse: {user: {}, ad: {}}'"),
+        ("{user: , ad: {}}", "data/mine.yaml: data.sparse.user: .*expected a group of keys", "'user: {}' takes the"),
+        ("{ad: {}, ad: {}}", "data/mine.yaml, line 2, is not valid YAML: found duplicate key ad", "correct "),
+    ],
+)
+def test_features_that_a_file_lists_otherwise_are_told_how(
+    tmp_path: Path, sparse: str, message: str, hint: str
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "mine.yaml").write_text(f"defaults: [csv]\nsparse: {sparse}\n")
+    with pytest.raises(ConfigError, match=message) as caught:
+        compose(["data=mine", "data.path=x.csv"], str(tmp_path))
+    assert hint in caught.value.hint
 
 
 def test_the_run_name_depends_on_what_is_computed_only() -> None:

@@ -336,11 +336,48 @@ def test_a_header_is_words_that_do_not_come_again():
     assert not has_header([["user", "user"], ["u1", "a1"]])
 
 
+@pytest.mark.parametrize("form", ["{number},{line}", "{line},"])
+def test_a_header_may_leave_out_the_name_of_row_numbers_or_of_what_ends_each_line(work, run_ingest, form):
+    """As ``pandas.DataFrame.to_csv`` and some databases write it."""
+    header, *lines = clicks(60).drop("event").write_csv().splitlines()
+    text = [form.format(number="", line=header), *(form.format(number=n, line=line) for n, line in enumerate(lines))]
+    Path("log.csv").write_text("\n".join(text) + "\n")
+    assert cli.main(["init", "log.csv"]) == 0
+    schema = guessed("log.csv")
+    assert schema.label.column == "clicked" and schema.time is not None and schema.time.column == "time"
+    assert "#   (no name): the header gives it no name\n" in Path("my/data/log.yaml").read_text()
+    assert run_ingest(composed("log")).summary["rows"] == 60
+    assert not has_header([["", "ad"], ["u1", "a1"], ["", "a2"]]), "a value is missing"
+
+
+def test_files_are_read_by_their_own_headers_and_empty_ones_are_left_out(work, run_ingest):
+    log = clicks(200).drop("event")
+    Path("log").mkdir()
+    Path("log/a.csv").write_text("")
+    log[:100].write_csv("log/b.csv")
+    log[100:].select(reversed(log.columns)).with_columns(added=pl.lit("x")).write_csv("log/c.csv")
+    sample = read_sample("log")
+    assert sample.rows == 200 and sample.frame.columns == [*log.columns, "added"]
+    assert guessed("log").label.column == "clicked"
+    assert cli.main(["init", "log"]) == 0
+    assert run_ingest(composed("log")).summary["rows"] == 200
+    Path("empty.csv").write_text("")
+    with pytest.raises(DataError, match="holds no rows"):
+        read_sample("empty.csv")
+
+
 def test_separators_and_quotes():
     form = text_format(b'a|b\n"x|y"|1\nz|2\n')
     assert (form.layout.separator, form.layout.names, form.header) == ("|", ("a", "b"), True)
     with pytest.raises(DataError, match="no separator of"):
         text_format(b"one\ntwo\n")
+
+
+@pytest.mark.parametrize("before", [b"sep=,\n", b"# by a database\n", b"\n"])
+def test_a_header_below_other_lines_is_told_since_no_run_would_find_it(before):
+    with pytest.raises(DataError, match="the names of the columns are in line 2, expected them in line 1") as caught:
+        text_format(before + b"user,ad,zone\nu1,a1,z1\nu2,a1,z1\n")
+    assert caught.value.hint.startswith("tail -n +2 FILE > ")
 
 
 def test_a_long_log_is_sampled_and_its_rows_are_estimated(work, monkeypatch):
@@ -400,6 +437,7 @@ def test_what_cannot_be_guessed_is_said(work, capsys):
         (["nothing.csv"], 3, "nothing exists at nothing.csv"),
         (["one.csv", "--name", "taken"], 2, "taken.yaml exists already"),
         (["one.csv", "--name", "criteo"], 2, "data=criteo is built in"),
+        (["one.csv", "--name", "../one"], 2, "--name=one"),
     ):
         assert cli.main(["init", *arguments]) == code, arguments
         assert words in capsys.readouterr().err

@@ -95,6 +95,14 @@ def test_missing_values_are_named_before_values_that_moved_and_those_by_how_far(
     assert len(indices) > 1 and indices == sorted(indices, reverse=True)
 
 
+def test_features_that_are_left_out_are_not_lost_and_not_found_again(nights, tmp_path):
+    left_out = {"2026-01-01": [], "2026-01-02": ["x", "c"], "2026-01-03": []}
+    for seed, (day, names) in enumerate(left_out.items()):
+        write_day(tmp_path, day, day_lines(day, seed=seed))
+        checks = nights.ingest(config_of(tmp_path, day, leave_out=names)).json("quality.json")["checks"]
+        assert checks["warnings"] == [] and set(checks["drift"]) <= {"label"}
+
+
 def test_thresholds_hold_a_day(nights, tmp_path):
     checks = ChecksConfig(hold=DriftLimits(psi=0.5))
     with pytest.raises(DataError, match="hold the logs of 2026-01-02: feature 'x': its values moved") as caught:

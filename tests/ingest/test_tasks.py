@@ -135,6 +135,22 @@ def test_a_label_that_does_not_parse_sends_the_row_to_quarantine_and_a_missing_o
         assert reason in line
 
 
+@pytest.mark.parametrize(
+    ("label", "hint"),
+    [
+        ("+data.tasks.buy={column: spend}", "data.tasks.buy.positive=<"),
+        ("+data.tasks.buy={column: spend, kind: count}", "data.tasks.buy.kind=value, or data.tasks.buy.column=<"),
+    ],
+)
+def test_a_column_that_is_no_label_of_a_task_is_mended_by_the_settings_of_the_task(
+    tmp_path: Path, label: str, hint: str
+) -> None:
+    rows = [("1", "", "", "9.5", "1")] * 5
+    with pytest.raises(DataError, match=r"none of the 5 rows") as caught:
+        ingested(configured(tmp_path, rows, labels=[label]))
+    assert caught.value.hint.startswith(hint)
+
+
 def test_a_log_without_tasks_has_the_key_that_it_had(tmp_path: Path) -> None:
     config = configured(tmp_path, ROWS, labels=[])
     covered = next(each for each in steps(config, Store(config.store)) if each.name == "ingest").config

@@ -47,7 +47,7 @@ BASES = {
         "train.rank_loss.kind=pairwise",
     ],
     "ensemble": ["train.snapshots.count=3", "data.split.validation_share=0.1"],
-    "few": ["checkpoint.final_quantise='4'"],
+    "few": ["checkpoint.final_quantise='4'", "train.threads_per_rank=2"],
     "entries": [
         "+plan.tables.C1={tier: ddr}",
         "+launch.pods.volumes.v={claim: c, path: /x}",

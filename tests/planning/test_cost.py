@@ -7,7 +7,7 @@ import pytest
 from pipeline.config import Config, DataConfig, HardwareConfig, TrainConfig
 from pipeline.config.model import TableConfig
 from pipeline.models.settings import DlrmConfig
-from pipeline.planning import PlanInputs
+from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.cost import (
     PROJECTION_CALLS,
     ShardLoad,
@@ -19,6 +19,7 @@ from pipeline.planning.cost import (
     vector_costs,
 )
 from pipeline.planning.problem import dense_bytes, host_bytes
+from pipeline.planning.step_prediction import predict, step_parts
 from pipeline.records import PHASES, DatasetSchema, FeatureProfile, Profile, SparseColumn
 from pipeline.records.scratch import write_amplification
 from pipeline.specs import TABLE_OPTIMIZERS, ModelCosts
@@ -180,6 +181,21 @@ def test_what_no_table_changes_holds_the_latencies_and_the_overhead():
     assert list(fixed) == list(PHASES)
     assert (fixed["input_exchange"], fixed["output_exchange"], fixed["overhead"]) == (1.0, 0.5, 3.0)
     assert fixed_ms(config().model, schema(), CPU, 1024)["output_exchange"] == 0.0
+
+
+def test_every_part_of_a_batch_calls_the_ranking_model_and_projects_nothing_again():
+    hardware = replace(CPU, operation_us=1000.0)
+    narrow = replace(config().model, tables={"C0": TableConfig(dim=8)})
+    for model, calls in ((config().model, 0), (narrow, PROJECTION_CALLS)):
+        whole, halves = (fixed_ms(model, schema(), hardware, 1024, parts=parts)["dense"] for parts in (1, 2))
+        assert halves - whole == pytest.approx(vector_costs(model, schema()).operations - calls)
+    whole, halves = (inputs(hardware, tables=schema(), accumulate=parts) for parts in (1, 2))
+    plan = make_plan(whole)
+    parts = [step_parts(plan, each, predict(plan, each)) for each in (whole, halves)]
+    operations = vector_costs(config().model, schema()).operations
+    assert parts[1]["overhead"] - parts[0]["overhead"] == pytest.approx(operations)
+    assert parts[1]["compute"] == pytest.approx(parts[0]["compute"])
+    assert make_plan(halves).predicted_step_ms > plan.predicted_step_ms
 
 
 def test_reservations_grow_with_what_they_are_for():

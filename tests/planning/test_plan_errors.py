@@ -85,6 +85,16 @@ def test_buffers_of_a_huge_batch_hint_at_the_batch():
     assert "train.global_batch=" in caught.value.hint
 
 
+def test_parts_of_a_batch_that_leaves_no_room_come_first():
+    config = configure(cpu(1, 1, ddr=4.0), batch=1_000_000)
+    with pytest.raises(PlanError, match=r"1 rank offers 0 bytes DDR") as caught:
+        make_plan(PlanInputs.of(config, *TWO))
+    parts = re.match(r"train\.accumulate=(\d+), or train\.global_batch=", caught.value.hint)
+    assert parts is not None, caught.value.hint
+    config.train.accumulate = int(parts[1])
+    assert make_plan(PlanInputs.of(config, *TWO)).global_batch == 1_000_000
+
+
 @pytest.mark.parametrize(
     ("plan", "message", "hint"),
     [

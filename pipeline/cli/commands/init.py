@@ -59,10 +59,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _init(options: argparse.Namespace) -> int:
     from pipeline.config.compose import conf_directory
+    from pipeline.config.fields import check_name
     from pipeline.ingest.draft_schema import schema_yaml
     from pipeline.ingest.infer import infer
     from pipeline.ingest.sample import read_sample
 
+    if options.name is not None:
+        check_name("--name", options.name, "clicks")
     name = options.name or name_of(options.path)
     if (conf_directory() / "data" / f"{name}.yaml").exists():
         if options.name:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from pipeline.cli.commands.command import Command, add_config_dir, on_store, tell
-from pipeline.core.errors import ArtifactError
+from pipeline.core.errors import ArtifactError, ConfigError
 
 if TYPE_CHECKING:
     from pipeline.config import Config
@@ -49,6 +49,8 @@ def _add_widths_arguments(parser: argparse.ArgumentParser) -> None:
 def _widths(options: argparse.Namespace) -> int:
     from pipeline.planning.width_choice import shown, widths
 
+    if not 0 < options.share <= 1:
+        raise ConfigError(f"--share {options.share:g}, expected a share above 0 and at most 1", hint="--share 0.5")
     _, inputs = planned_for(options.overrides, options.config_dir)
     chosen = widths(inputs, options.share)
     rows = {table.name: table.rows for table in inputs.schema.tables}

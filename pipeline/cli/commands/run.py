@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.cli.commands.command import Command, add_config_dir, columns, complain
 from pipeline.core import logs
-from pipeline.core.errors import SIGNALLED, NightjarError, exit_code_of
+from pipeline.core.errors import SIGNALLED, ConfigError, NightjarError, exit_code_of
 from pipeline.core.logs import TERMINAL, add_level, show
 from pipeline.core.registry import load_hooks
 from pipeline.records.result import Result
@@ -69,6 +69,9 @@ def _run(options: argparse.Namespace) -> int:
         overrides, options.help = [options.help, *overrides], ""
     if options.stage:
         overrides.append(f"stages=[{options.stage}]")
+    if (options.package or options.resolve) and options.help is None and not options.cfg:
+        flag = f"--package {options.package}" if options.package else "--resolve"
+        raise ConfigError(f"{flag} has no effect without --cfg", hint=f"--cfg job {flag}")
     if options.help is not None or options.cfg or options.info:
         from pipeline.config.compose import inspection
 

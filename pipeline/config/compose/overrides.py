@@ -180,15 +180,32 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
         cause = cause.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # For a wrong value in a group's file, Hydra puts file, reason and key into one text.
-    in_file = re.match(r"In '(?P<file>[^']+)'.*?\n(?P<reason>[^\n]+).*?full_key: (?P<key>\S+)", str(error), re.DOTALL)
+    in_file = re.match(r"In '(?P<file>[^']+)'.*?\n(?P<reason>[^\n]+).*?full_key: (?P<key>\S*)", str(error), re.DOTALL)
     if in_file:
-        about = _about_key(in_file["key"], OmegaConfBaseException(in_file["reason"]), ())
-        return ConfigError(f"{in_file['file']}.yaml: {about.message}", hint=f"correct {in_file['file']}.yaml")
+        return _about_file(f"{in_file['file']}.yaml", in_file["reason"], in_file["key"])
+    mark = getattr(error, "problem_mark", None)
+    # A text that is no file, such as a recorded configuration, has a name in brackets.
+    if mark is not None and not mark.name.startswith("<"):
+        problem = getattr(error, "problem", None) or lines[0]
+        return ConfigError(f"{mark.name}, line {mark.line + 1}, is not valid YAML: {problem}", hint=f"correct {mark.name}")
     merged = re.match(r"Error merging override (?P<key>[\w.]+)=", str(error))
     # OmegaConf names no key for a nested list of the wrong type.
     if merged and field_type(merged["key"]) is not None:
         return _about_key(merged["key"], OmegaConfBaseException(str(error)), overrides)
     return ConfigError("; ".join(lines[:3]) or type(error).__name__, hint="nightjar run --cfg job shows the whole tree")
+
+
+def _about_file(file: str, reason: str, key: str) -> ConfigError:
+    # Return the error for what ``file`` sets ``key`` to; "": OmegaConf does not say which.
+    hint = f"correct {file}"
+    if not key:
+        # This happens where a dictionary of groups is given as a list.
+        hint += ": names with their settings, such as 'sparse: {user: {}, ad: {}}', not a list"
+        return ConfigError(f"{file} has a list where a group of keys is expected: {reason}", hint=hint)
+    if "is not Optional" in reason and is_dataclass(field_type(key)):
+        hint += f", which has no value after the colon: '{key.rpartition('.')[2]}: {{}}' takes the defaults"
+    about = _about_key(key, OmegaConfBaseException(reason), ())
+    return ConfigError(f"{file}: {about.message}", hint=hint)
 
 
 def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Override]) -> ConfigError:
