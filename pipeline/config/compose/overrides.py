@@ -187,7 +187,9 @@ def translate(error: Exception, overrides: Sequence[Override] = ()) -> ConfigErr
     # A text that is no file, such as a recorded configuration, has a name in brackets.
     if mark is not None and not mark.name.startswith("<"):
         problem = getattr(error, "problem", None) or lines[0]
-        return ConfigError(f"{mark.name}, line {mark.line + 1}, is not valid YAML: {problem}", hint=f"correct {mark.name}")
+        return ConfigError(
+            f"{mark.name}, line {mark.line + 1}, is not valid YAML: {problem}", hint=f"correct {mark.name}"
+        )
     merged = re.match(r"Error merging override (?P<key>[\w.]+)=", str(error))
     # OmegaConf names no key for a nested list of the wrong type.
     if merged and field_type(merged["key"]) is not None:
