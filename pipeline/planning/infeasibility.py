@@ -125,8 +125,8 @@ def _find_remedies(
     yield from _lift_pins(problem, place)
     if ROW_WISE not in inputs.plan.sharding_types and inputs.world_size > 1:
         yield from _try_values(inputs, place, "plan.sharding_types", [[*inputs.plan.sharding_types, ROW_WISE]])
-    # A batch may leave no room at all, so what its buffers take counts as room, too.
-    room = sum(space.room.each) + sum(problem.reserved[purpose] for purpose in BATCH_BUFFERS)
+    # A batch may leave no room at all: then what its buffers take would be the room.
+    room = sum(space.room.each) or sum(problem.reserved[purpose] for purpose in BATCH_BUFFERS)
     buffers_to_blame = problem.table_bytes <= room * inputs.world_size
     batches = []
     for power in range(1, 2 * TRIES + 1):
