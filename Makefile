@@ -136,7 +136,7 @@ bench-ensembles: install ## test NE of an ensemble from one training, against th
 bench-hogwild: install ## threads without locks against synchronous training: spread of log loss, samples/s
 	@.venv/bin/python -m benchmarks.hogwild
 
-bench-large-batches: install ## NE and samples/s of batches of 4,096 to 131,072 rows by rule of the learning rate (25 minutes)
+bench-large-batches: install ## NE and samples/s of batches of 4,096 to 131,072 rows by rule of the learning rate (15 minutes)
 	@.venv/bin/python -m benchmarks.large_batches
 
 bench-train: install ## samples/s of the training loop against a plain TorchRec loop

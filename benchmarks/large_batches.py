@@ -33,7 +33,7 @@ def main() -> None:
         rows=4_000_000,
         batches=[FIRST << power for power in range(6)],
         rules=(list(RULES), None, {"choices": RULES, "nargs": "+"}),
-        seeds=2,
+        seeds=1,
         worse=(0.001, "share of NE"),
         prices=("examples/prices.yaml", "a price list"),
         offer=("laptop", "the entry of the price list that this machine is like"),
@@ -46,7 +46,10 @@ def main() -> None:
         for batch in given.batches:
             rates = []
             for rule in given.rules:
-                found = [train([*world, f"seed={seed}"], batch, RULES[rule]) for seed in range(given.seeds)]
+                found = [
+                    train([*world, f"seed={seed}"], f"s{seed}-b{batch}-{rule}", batch, RULES[rule])
+                    for seed in range(given.seeds)
+                ]
                 nes[rule][batch] = float(np.mean([ne for ne, _ in found]))
                 rates += [rate for _, rate in found]
                 show(f"{batch:,} rows, {rule}", {"NE": nes[rule][batch], "samples/s": float(np.median(rates))}, ",.5f")
@@ -60,14 +63,14 @@ def main() -> None:
     finish("large_batches", max(good) / first, ne=nes, samples_per_s=speeds, samples_bought=bought)
 
 
-def train(world: list[str], batch: int, power: float) -> tuple[float, float]:
+def train(world: list[str], name: str, batch: int, power: float) -> tuple[float, float]:
     """Test NE and samples/s of an epoch in a process of its own."""
     factor = (batch / FIRST) ** power
     rates = [f"train.lr={RATE * factor:g}", f"train.sparse_lr={SPARSE_RATE * factor:g}"]
     settings = [
         f"train.global_batch={batch}",
         *rates,
-        f"run=b{batch}-{power}",
+        f"run={name}",
         f"train.threads_per_rank={available_cpus()}",
     ]
     with processes(1) as pool:

@@ -139,10 +139,8 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
             column = SampleColumn(standard(column.text, column.text, form[0]), ())
         columns.append(column)
 
-    # 2. The label, and the time of the rows: of several columns, the one with the most distinct values.
-    #    A column that the header gives no name is neither of them, and no feature.
-    named = [column for column in columns if column.name]
-    chosen, others = choose_label(named, label)
+    # 2. Of the columns with a name, the label and the time of the rows: of several, the one with most distinct values.
+    chosen, others = choose_label([column for column in columns if column.name], label)
     unchanged = next(column for column in columns if column.name == chosen.name)
     positive, negative = label_classes(chosen)
     clicks = (chosen.text == positive).fill_null(False)

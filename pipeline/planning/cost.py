@@ -254,8 +254,8 @@ def dense_costs(
     return costs.plus(timed_costs(model, schema, events, samples))
 
 
-def in_parts(costs: ModelCosts, parts: int) -> ModelCosts:
-    """Return ``costs`` of a batch that is processed in ``parts``, each of which calls all operations."""
+def repeat_operations(costs: ModelCosts, parts: int) -> ModelCosts:
+    """Return the ``costs`` of a batch that is processed in ``parts``, each of which calls all operations."""
     return replace(costs, operations=costs.operations * parts)
 
 
@@ -266,7 +266,7 @@ def vector_costs(model: ModelConfig, schema: DatasetSchema, parts: int = 1) -> M
     """
     dim = model.embedding_dim
     inputs = ModelInputs(dense=schema.dense, vectors=schema.vectors, dim=dim, tasks=task_inputs(schema.tasks))
-    costs = in_parts(model_costs(model, inputs), parts)
+    costs = repeat_operations(model_costs(model, inputs), parts)
     # Embeddings of another width are projected, which takes one product forward and two backward.
     weights = values = moved = 0
     others = set[int]()

@@ -129,7 +129,8 @@ def beyond_tower_ms(group: PlanInputs, hardware: HardwareConfig, crossing: Cross
         dense=schema.dense, vectors=crossing.vectors, dim=crossing.dim, tasks=task_inputs(schema.tasks)
     )
     alone = cost.dense_ms(cost.vector_costs(model, schema, parts), group.hardware, batch)
-    phases["dense"] = cost.dense_ms(cost.in_parts(model_costs(model, ranking), parts), hardware, batch) - alone
+    beyond = cost.repeat_operations(model_costs(model, ranking), parts)
+    phases["dense"] = cost.dense_ms(beyond, hardware, batch) - alone
     if crossing.modules.parameters:
         # A group's ranks share the modules' work, on the samples of all peers.
         phases["dense"] += cost.dense_ms(crossing.modules, group.hardware, batch)

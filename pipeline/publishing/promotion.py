@@ -19,7 +19,15 @@ from typing import Any
 
 import xxhash
 
-from pipeline.core.errors import ArtifactError, ConfigError, DamagedError, LaunchError, PassingError, UnreachableError
+from pipeline.core.errors import (
+    ArtifactError,
+    ConfigError,
+    DamagedError,
+    LaunchError,
+    NightjarError,
+    PassingError,
+    UnreachableError,
+)
 from pipeline.core.retrying import explained, passes
 from pipeline.publishing.versions import model_lock, model_path, number_of, require_whole, version_path
 from pipeline.records.gate import GATE, HOLD, GateRecord
@@ -286,14 +294,12 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
             )
         previous = require_whole(store, model, current.previous, tables=False)
         entry = _entry(mine, current, "rollback", previous, reason)
-        _warn_of_same_training(store, current, previous)
         try:
-            return _swap(store, seen, current, current.line[:-1], entry)
+            now = _swap(store, seen, current, current.line[:-1], entry)
         except SwappedError as other:
             now = _parsed(store, model, other.now)
-            if _wrote(now, mine):
-                return now
-            raise _changed(store, model, "meanwhile") from None
+            if not _wrote(now, mine):
+                raise _changed(store, model, "meanwhile") from None
         except Exception as error:
             fault = explained(error)
             if fault is None or not passes(error):
@@ -303,14 +309,18 @@ def roll_back(store: Store, model: str, reason: str = "") -> Current:
                 hint=f"nightjar models ls {model} says which version serves; if it is {current.previous}, the "
                 "rollback is done, and running the same command again would go back one more",
             ) from error
+        _warn_of_same_training(store, current, previous)
+        return now
 
 
 def _warn_of_same_training(store: Store, current: Current, previous: Artifact) -> None:
     # Whoever takes a bad model back should know that a run with force=true had published it twice.
-    version, served = str(current.version), None
-    with suppress(DamagedError):
+    version, same = str(current.version), False
+    # The rollback is done, whether or not the records of what served can be read.
+    with suppress(NightjarError, OSError):
         served = store.find(version_path(current.model, version))
-    if served is None or not Training.of(served).is_same(Training.of(previous)):
+        same = served is not None and Training.of(served).is_same(Training.of(previous))
+    if not same:
         return
     further = ""
     if len(current.line) > 2:

@@ -71,6 +71,18 @@ def test_a_rollback_to_a_version_of_the_same_training_says_that_it_is_the_same_m
     assert promotion.roll_back(store, "m", "complaints").version == A and len(said) == 1
 
 
+@pytest.mark.parametrize("manifest", [None, b"no manifest"])
+def test_a_rollback_does_not_depend_on_the_version_that_served(store: Store, manifest: bytes | None) -> None:
+    """It is taken back because something is wrong with it."""
+    promote(store, A, B)
+    file = f"models/m/{B}/manifest.json"
+    if manifest is None:
+        store.fs.rm(store.full(file))
+    else:
+        store.write_bytes(file, manifest)
+    assert promotion.roll_back(store, "m", "complaints").version == A
+
+
 def test_promoting_what_serves_changes_nothing(store: Store) -> None:
     promote(store, A)
     before = store.read_json("models/m/current.json")
