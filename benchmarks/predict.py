@@ -41,7 +41,7 @@ def main() -> None:
         for log in given.logs:
             names = [name for name in given.models if name in (BLOCKS if log == "users" else RANKERS)]
             for threads in given.threads:
-                # A store of its own: the key of a plan does not name the threads, so another one would be used again.
+                # A store of its own, since a run of the same name must not go on where one with other threads ended.
                 store = f"{folder}/{log}-{threads}"
                 data = [*log_settings(log, folder, given.rows), f"store={store}"]
                 for name in names:

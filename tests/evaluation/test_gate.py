@@ -201,7 +201,7 @@ def test_rows_whose_clicks_lie_in_few_blocks_are_held_in_words_that_say_so() -> 
     labels[5000:5100] = 1.0
     found = judged(SETTINGS, ScoredRows(labels=labels, candidate=np.full(N, np.log(100 / (N - 100)), np.float32)))
     assert found.verdict == "HOLD"
-    assert "calibration cannot be told: rows of label 1 lie in too few blocks of rows" in " ".join(found.reasons)
+    assert "calibration cannot be told: rows with label 1 lie in too few blocks of rows" in " ".join(found.reasons)
 
 
 def test_small_values_of_a_slice_are_judged_together() -> None:

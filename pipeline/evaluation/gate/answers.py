@@ -41,7 +41,7 @@ def check_calibration(name: str, setting: str, figures: Figures, limit: float | 
         return
     point = figures.calibration.point
     if not math.isfinite(figures.calibration.low):
-        words = f"{what} cannot be told: rows of label 1 lie in too few blocks of rows (gate.blocks, gate.{setting})"
+        words = f"{what} cannot be told: rows with label 1 lie in too few blocks of rows (gate.blocks, gate.{setting})"
         yield Check(name, f"gate.{setting}", False, words)
         return
     passed = may_be_calibrated(figures.calibration, limit)
