@@ -48,6 +48,7 @@ from pipeline.records.result import Grown, Result, Shrunk, StageAttempt, StageOu
 from pipeline.records.runs import Step, run_directory
 from pipeline.specs import STAGES
 from pipeline.store.artifacts import Store
+from pipeline.store.errors import TakenError
 from pipeline.store.manifest import Artifact
 from pipeline.store.removal import remove
 
@@ -240,7 +241,11 @@ class StageChain:
             if self.config.force:
                 step = self._discard(step)
             committed = self.store.find(step.path)
-            if committed is None:
+            if committed is None and STAGES.get(step.name).shared:
+                committed = self._made_by_another(step)
+                if committed is None:
+                    return
+            elif committed is None:
                 self._make(step)
                 return
             # A training that lost its last checkpoint resumes from an earlier one. For other artifacts, the user
@@ -255,6 +260,22 @@ class StageChain:
             STAGES.get(step.name).require_meant(step, self.config, self.store)
             self._skip(step, committed)
             log.info("%-10s skipped: %s exists already", step.name, step.path)
+
+    def _made_by_another(self, step: Step) -> Artifact | None:
+        """Make ``step``, which other runs share; if one of them makes it already, return its artifact instead."""
+        minutes = self.config.launch.deadline_minutes
+        while True:
+            try:
+                self._make(step)
+                return None
+            except TakenError as busy:
+                log.info("%-10s waits for another run: %s", step.name, busy.message)
+            # The lock is free once the other run has committed, given up or been killed. In the last two cases this run
+            # makes the artifact.
+            with deadline(step.name, minutes), self.store.locked(step.path):
+                committed = self.store.find(step.path)
+            if committed is not None:
+                return committed
 
     def _make(self, step: Step) -> None:
         launch = self.config.launch

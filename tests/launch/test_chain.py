@@ -1,7 +1,9 @@
 """The chain with stages of a few lines: order, skipping, force, upstream artifacts, failures, result.json."""
 
+import logging
 import os
 import signal
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,6 +122,49 @@ def test_runs_all_stages_in_order_and_skips_what_is_committed(store: Store, stag
     assert {o.status for o in again.stages.values()} == {"skipped"}
     assert said[0] == "ingest     skipped: artifacts/ingest exists already"
     assert again.eval == first.eval
+
+
+class Other(logging.Handler):
+    """Another run, which holds the lock of an artifact until the chain waits, and then commits it, or gives up."""
+
+    def __init__(self, store: Store, step: Step, stack: ExitStack, *, commits: bool) -> None:
+        super().__init__(logging.INFO)
+        self.step, self.stack, self.commits = step, stack, commits
+        self.draft = stack.enter_context(store.draft(step.path, kind=step.name, key=step.key, config={}, inputs={}))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "waits for another run" in record.getMessage():
+            if self.commits:
+                self.draft.write_json("data.json", {"stage": "of another run"})
+                self.draft.commit(SUMMARIES[self.step.name])
+            self.stack.close()
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_chain_waits_for_the_dataset_that_another_run_makes(store: Store, stages: Stages, commits: bool) -> None:
+    listen()
+    own = logging.getLogger("pipeline")
+    with ExitStack() as stack:
+        other = Other(store, make_steps()[0], stack, commits=commits)
+        own.addHandler(other)
+        try:
+            result = run_chain(store, stages)
+        finally:
+            own.removeHandler(other)
+    assert result.stages["ingest"].status == ("skipped" if commits else "done")
+    tried = ["ingest"] if commits else ["ingest", "ingest"]
+    assert stages.ran == [*tried, *default_stages()[1:]]
+    data = store.read_json("artifacts/ingest/data.json")
+    assert data == {"stage": "of another run" if commits else "ingest"}
+
+
+def test_a_stage_of_one_run_alone_waits_for_nobody(store: Store, stages: Stages) -> None:
+    step = next(step for step in make_steps() if step.name == "train")
+    with (
+        store.draft(step.path, kind="train", key=step.key, config={}, inputs={}),
+        pytest.raises(LaunchError, match="artifacts/train is already being written"),
+    ):
+        run_chain(store, stages)
 
 
 def test_result_json_has_exactly_the_keys_of_the_architecture(store: Store, stages: Stages) -> None:
