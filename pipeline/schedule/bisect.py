@@ -33,7 +33,7 @@ from pipeline.records.result import ErrorPart, IngestPart, Result
 from pipeline.records.runs import run_directory
 from pipeline.schedule.night_config import base_of
 from pipeline.schedule.night_summary import is_expected, read_settings, write_summary
-from pipeline.schedule.suspects import DEAD, HALF, Signs, describe_setting, find_suspects, lost_ne
+from pipeline.schedule.suspects import DEAD, HALF, LABEL_CHECKS, Signs, describe_setting, find_suspects, lost_ne
 from pipeline.stages.artifact_keys import keys_of
 from pipeline.stages.compare import ne_change
 from pipeline.stages.execution import load
@@ -218,6 +218,7 @@ class _Search:
         self.store, self.held, self.run, self.limit, self.deadline = store, held, run, limit, deadline
         self.untold: list[str] = []
         gate = held.gate
+        self.labels_failed = any(check.name in LABEL_CHECKS and not check.passed for check in gate.checks)
         self.record = BisectRecord(
             run=held.name,
             model=held.config.model_name,
@@ -395,6 +396,9 @@ class _Search:
         regained = self._regained(replay)
         if regained >= MISLEADS:
             return True
+        if suspect.kind == FEATURES and replay.incumbent is not None and regained <= 0 and self.labels_failed:
+            # The incumbent never learnt from these rows and is as wrong without the feature, so the labels are left.
+            return False
         if suspect.kind != FEATURES or suspect.explained is None:
             return replay.explained is not None and replay.explained >= HALF and change.high < 0
         # The feature carries nothing, and thus explains the loss, if the model is as good without it. A feature that

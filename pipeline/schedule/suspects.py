@@ -213,10 +213,25 @@ def _wrong_slices(signs: Signs) -> dict[str, str]:
     return wrong
 
 
+def _clicks_changed(signs: Signs) -> bool:
+    # Wrong values of features change the predictions, not the clicks. If the incumbent is off mostly because the click
+    # rate is another than when it was published, the labels or the traffic are to blame.
+    gate, former, limit = signs.gate, signs.gate.former, signs.limits.max_label_shift
+    if gate.incumbent is None or former is None or limit is None:
+        return False
+    rates = (former.click_rate, gate.click_rate)
+    calibrations = (former.calibration, gate.incumbent.calibration.point)
+    if min(*rates, *calibrations) <= 0:
+        return False
+    shift = math.log(calibrations[0] / calibrations[1])
+    by_clicks = math.log(rates[1] / rates[0]) * math.copysign(1.0, shift)
+    return abs(shift) > math.log1p(limit) and by_clicks >= HALF * abs(shift)
+
+
 def _moved_before_labels(signs: Signs) -> Iterator[Suspect]:
-    # Wrong labels and wrong values of features both show in the incumbent's predictions; only a training tells them
-    # apart.
-    if signs.failed(*LABEL_CHECKS):
+    # Wrong labels and wrong values of features both make the incumbent's predictions wrong. Unless the click rate tells
+    # them apart, only a training does.
+    if signs.failed(*LABEL_CHECKS) and not _clicks_changed(signs):
         for name, words in islice(_moved_values(signs).items(), MOST_CHANGED):
             yield Suspect(kind=FEATURES, names=(name,), sign=words)
 

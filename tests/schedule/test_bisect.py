@@ -391,6 +391,20 @@ def test_a_feature_without_which_the_incumbent_is_clearly_better_is_named_though
         assert record.culprit.explained == pytest.approx(0.75)
 
 
+@pytest.mark.parametrize(("without", "kind"), [(0.80, "labels"), (0.81, "labels"), (0.787, "features")])
+def test_a_feature_is_not_named_where_the_incumbent_fails_the_checks_of_labels_as_badly_without_it(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, without: float, kind: str
+) -> None:
+    """The night's model would be better without C1, which says little where its labels may be wrong."""
+    monkeypatch.setattr("pipeline.schedule.bisect.ne_change", lambda *args, **settings: Interval(-0.04, -0.06, -0.03))
+    monkeypatch.setattr("pipeline.schedule.suspects._moved_values", lambda signs: {"C1": "values of C1 moved"})
+    former = Former(ne=0.74, calibration=1.0, calibration_by_prediction=0.02)
+    runs.run(FORMER, former=former, checks=(LABELS,), change=figures(0.05, 0.0, 0.0))
+    record = bisect_run(runs.store, RUN, lambda config: runs.run(config, incumbent=figures(without, **WHOLE)), 1)
+    assert [replay.names for replay in record.replays] == [("C1",)]
+    assert record.culprit is not None and record.culprit.kind == kind
+
+
 def test_what_the_gate_did_not_hold_is_refused(runs: Runs) -> None:
     runs.spoilt = lambda config: False
     runs.run(HELD)

@@ -1,5 +1,9 @@
 """What may have spoilt a held night, from its records alone: which signs there are, and their order."""
 
+from dataclasses import replace
+
+import pytest
+
 from pipeline.config.gate import GateConfig
 from pipeline.config.ingest import DriftLimits
 from pipeline.records import Check, Former, Importance, ModelFigures, Slice
@@ -115,6 +119,22 @@ def test_features_whose_values_moved_are_tried_before_labels_that_look_wrong() -
     found = find_suspects(Signs(gate=held(checks=(WRONG,)), limits=LIMITS, features=FEATURES, drift=drift, moved=moved))
     assert [suspect.title for suspect in found] == ["features C1", "labels this log"]
     assert found[0].sign == "values of C1 moved since the day before: psi by 0.5"
+
+
+@pytest.mark.parametrize(
+    ("rate", "calibration", "first"),
+    [(0.1, 0.5, "features"), (0.2, 0.5, "labels"), (0.05, 2.0, "labels"), (0.05, 0.5, "features")],
+)
+def test_labels_come_before_features_that_moved_where_the_clicks_changed_and_not_the_predictions(
+    rate: float, calibration: float, first: str
+) -> None:
+    """The incumbent predicted 10 % of clicks when it was published, and was right."""
+    whole = {"kind": ModelFigures, "calibration_by_prediction": 0.02}
+    gate = held(checks=(WRONG,), click_rate=rate)
+    former = replace(gate.former, click_rate=0.1)
+    gate = replace(gate, former=former, incumbent=figures(0.80, calibration=calibration, **whole))
+    found = kinds(gate, drift={"C1": {"psi": 0.5}}, moved=DriftLimits(psi=0.25))
+    assert found[0][0] == first and {kind for kind, *_ in found} == {"features", "labels"}
 
 
 def test_rows_that_came_too_often_are_suspected_of_a_fall_of_ne_that_is_too_good_to_be_true() -> None:
