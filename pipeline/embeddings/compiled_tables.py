@@ -21,7 +21,7 @@ from torchrec.distributed.model_parallel import DistributedModelParallel
 from pipeline.core.errors import GuardError
 from pipeline.core.kernels import load_kernels
 from pipeline.embeddings.table_optimizers import TableRules
-from pipeline.embeddings.tables import Kernel, kernels, states_of, storage_of
+from pipeline.embeddings.tables import Kernel, kernels, sharded_collections, states_of, storage_of
 from pipeline.specs.optimizers import TableOptimizer
 
 # The limit of rows in a table and of ids in a lookup: the kernels sort them as int32.
@@ -48,10 +48,26 @@ def compile_tables(
             kernel.module.forward = CompiledTables(kernel, optimizer, load_kernels("steps"))
 
 
+def narrow_exchanged(dmp: DistributedModelParallel, dtype: torch.dtype) -> None:
+    """Make compiled kernels round the embeddings that ranks exchange to ``dtype``, and take gradients in it.
+
+    Only in training, and only for tables whose embeddings are not summed on the way. Results are the same to the bit
+    if whatever reads the embeddings rounds them first.
+    """
+    for collection in sharded_collections(dmp).values():
+        for sharding, lookup in zip(collection._sharding_types, collection._lookups, strict=True):
+            if sharding not in ("table_wise", "column_wise"):
+                continue
+            for embedding in lookup._emb_modules:
+                if isinstance(embedding.emb_module.forward, CompiledTables):
+                    embedding.emb_module.forward.trained_dtype = dtype
+
+
 class CompiledTables:
     """The forward pass of ``kernel``: (ids [n], offsets [features * b + 1]) -> pooled embeddings [b, sum of widths].
 
-    Its backward pass trains the rows by ``optimizer``.
+    Its backward pass trains the rows by ``optimizer``. ``trained_dtype`` is the dtype of embeddings and gradients in
+    training: float32 or bf16.
     """
 
     def __init__(self, kernel: Kernel, optimizer: TableOptimizer, steps: Any) -> None:
@@ -69,6 +85,7 @@ class CompiledTables:
         self._tables = steps.tables(self._weights, states, self._table_of_feature, mean=mean)
         self._train: Callable[..., None] = getattr(self._tables, optimizer.compiled)
         self.anchor = torch.zeros(0, requires_grad=True)
+        self.trained_dtype = torch.float32
 
     def __call__(
         self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None, **kwargs: Any
@@ -84,11 +101,12 @@ class CompiledTables:
         )
         if not supported:
             return self._fbgemm(indices, offsets, per_sample_weights, **kwargs)
-        return cast(Tensor, _LookUp.apply(self.anchor, self, indices, offsets))
+        dtype = self.trained_dtype if torch.is_grad_enabled() else torch.float32
+        return cast(Tensor, _LookUp.apply(self.anchor, self, indices, offsets, dtype))
 
-    def look_up(self, indices: Tensor, offsets: Tensor) -> Tensor:
-        """Return the pooled embeddings, without a backward pass."""
-        pooled: Tensor | None = self._tables.look_up(indices, offsets)
+    def look_up(self, indices: Tensor, offsets: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Return the pooled embeddings as ``dtype``, without a backward pass."""
+        pooled: Tensor | None = self._tables.look_up(indices, offsets, dtype)
         if pooled is not None:
             return pooled
         # The kernels only report that some row is outside of its table, so find out which one.
@@ -113,11 +131,13 @@ class _LookUp(torch.autograd.Function):
     # ``anchor`` requires a gradient: without such an input autograd would not call the backward pass, which trains.
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, tables: CompiledTables, indices: Tensor, offsets: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, anchor: Tensor, tables: CompiledTables, indices: Tensor, offsets: Tensor, dtype: torch.dtype
+    ) -> Tensor:
         ctx.tables, ctx.lookup = tables, (indices, offsets)
-        return tables.look_up(indices, offsets)
+        return tables.look_up(indices, offsets, dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None, None]:
         ctx.tables.learn(*ctx.lookup, grads[0])
-        return None, None, None, None
+        return None, None, None, None, None

@@ -273,7 +273,8 @@ class SharedMemory:
             most = max(sum(batches) * max(widths), max(batches) * sum(widths)) * a2a_pooled_embs_tensor.element_size()
             if here(kwargs["group"]) and kwargs["codecs"] is None and most <= SLOT:
                 return NoWait(_Pooled.apply(a2a_pooled_embs_tensor, self, batches, widths))
-            return theirs(a2a_pooled_embs_tensor, *args, **kwargs)
+            # Lookups may round to ``dtype`` already, which codecs of the exchange do not expect.
+            return theirs(a2a_pooled_embs_tensor.float(), *args, **kwargs)
 
         dist.all_to_all_single, dist.all_gather_into_tensor = all_to_all, all_gather
         dist_data.alltoall_pooled = pooled

@@ -29,6 +29,7 @@ from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 from pipeline.config.train import TrainConfig
 from pipeline.core.errors import ConfigError
 from pipeline.core.units import MIB
+from pipeline.embeddings.compiled_tables import narrow_exchanged
 from pipeline.embeddings.huge_pages import use_large_pages
 from pipeline.embeddings.row_access import RowStore
 from pipeline.embeddings.single_rank_lookup import bypass_exchange
@@ -154,6 +155,11 @@ class StepExecutor:
         memory.counted = self.links.exchanged
         if self._towers is not None:
             memory.dtype = self._towers.read_as
+            ranks = len(self._towers.groups.tower_ranks)
+            # Gradients are divided by the number of ranks, which rounds nothing if that is a power of two. A limit of
+            # their values would be rounded.
+            if memory.dtype is not None and ranks & (ranks - 1) == 0 and settings.train.clip.table_value is None:
+                narrow_exchanged(self.model, memory.dtype)
             return memory.exchanging
         wrapped = self.model._dmp_wrapped_module
         if isinstance(wrapped, DistributedDataParallel):

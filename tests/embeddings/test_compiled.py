@@ -86,6 +86,23 @@ def test_threads_do_not_change_a_bit():
         assert all(torch.equal(a, b) for a, b in zip(outcomes[0], other, strict=True))
 
 
+@pytest.mark.parametrize(("dim", "pooling"), [(16, PoolingMode.SUM), (4, PoolingMode.SUM), (36, PoolingMode.MEAN)])
+def test_embeddings_rounded_to_bf16_train_the_bits_of_those_rounded_afterwards(level, dim, pooling):
+    after, rounded = (kernel_of(dim, pooling, compiled=True) for _ in range(2))
+    rounded.forward.trained_dtype = torch.bfloat16
+    for step in range(4):
+        ids, offsets = lookup(step, 4)
+        one, other = after(ids, offsets).bfloat16(), rounded(ids, offsets)
+        assert other.dtype == torch.bfloat16 and torch.equal(one, other)
+        gradient = torch.randn(one.shape, generator=torch.Generator().manual_seed(step)).bfloat16()
+        one.backward(gradient)
+        other.backward(gradient)
+    for one, other in zip(after.split_embedding_weights(), rounded.split_embedding_weights(), strict=True):
+        assert torch.equal(one, other)
+    with torch.no_grad():
+        assert rounded(*lookup(0, 4)).dtype == torch.float32
+
+
 @pytest.mark.parametrize("row", [-1, 3000])
 def test_a_row_outside_of_its_table_is_refused_by_name(row):
     kernel, (ids, offsets) = kernel_of(16, PoolingMode.SUM, compiled=True), lookup(0, 1)

@@ -28,6 +28,8 @@ COLUMNS = (
     SparseColumn(name="d", rows=17),
     SparseColumn(name="e", rows=29, multi=True),
 )
+# The compiled kernels look up and train these; FBGEMM those of ids with weights.
+UNWEIGHTED = tuple(replace(column, weighted=False) for column in COLUMNS)
 
 
 def config(hosts, ranks, **partition):
@@ -102,10 +104,11 @@ def data(folder, columns=COLUMNS, **options):
     return SplitReader(Store(str(folder)), Store(str(folder)).get(f"datasets/t/{KEY}", "dataset"), "train")
 
 
-def data_of(folder, settings):
+def data_of(folder, settings, columns=COLUMNS):
     """Rows for a training with ``settings``: with weights where embeddings are penalised."""
     weighted = "embedding_l2" in settings
-    return data(folder / ("weighted" if weighted else "data"), row_weights=weighted)
+    kind = "" if columns is COLUMNS else "-of-ids-without-weights"
+    return data(folder / f"{'weighted' if weighted else 'data'}{kind}", columns, row_weights=weighted)
 
 
 def steps(trainer, split, count=STEPS):
@@ -149,14 +152,14 @@ def flat(folder, references):
         leave(folder, name, trainer, steps(trainer, split))
 
 
-def with_towers(folder, cases):
+def with_towers(folder, cases, columns=COLUMNS):
     """``cases``: {name: (hosts, assigned, module, kinds, train settings)}, one trainer after the other."""
     world = dist.get_world_size()
     for name, (hosts, assigned, module, kinds, settings) in cases.items():
-        split = data_of(folder, settings)
+        split = data_of(folder, settings, columns)
         towers = towers_on(assigned, module)
         made = trained(config(hosts, world // hosts, name="dmt"), settings)
-        plan = tower_plan(towers, hosts, world // hosts, kinds)
+        plan = tower_plan(towers, hosts, world // hosts, kinds, columns)
         trainer = StepExecutor(
             select_model_settings(made), split.schema, plan, torch.device("cpu"), towers, total=STEPS
         )

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from pipeline.core.kernels import open_installed, open_library
 
-_VERSION = 2  # version of the functions, the same as in steps.c
+_VERSION = 3  # version of the functions, the same as in steps.c
 
 
 class _Interact(ctypes.Structure):
@@ -90,6 +90,7 @@ class _Tables(ctypes.Structure):
         ("lr", ctypes.c_float),
         ("eps", ctypes.c_float),
         ("mean", ctypes.c_int32),
+        ("bf16", ctypes.c_int32),
         ("threads", ctypes.c_int32),
     )
 
@@ -230,24 +231,28 @@ class Tables:
             "column": _integers(columns),
         }
 
-    def look_up(self, ids: Tensor, offsets: Tensor) -> Tensor | None:
+    def look_up(self, ids: Tensor, offsets: Tensor, dtype: torch.dtype = torch.float32) -> Tensor | None:
         """Look up the bags of a batch of b samples.
 
         Args:
             ids: int64 [n], contiguous as ``offsets``.
             offsets: int64 [features * b + 1].
+            dtype: float32, or bf16, to which the pooled values are then rounded.
 
         Returns:
-            The pooled embeddings, float32 [b, sum of the features' dims]; None if a row number is outside of its
+            The pooled embeddings, ``dtype`` [b, sum of the features' dims]; None if a row number is outside of its
             table.
         """
-        pooled = torch.empty((offsets.numel() - 1) // self._counts["features"], self._width)
+        pooled = torch.empty((offsets.numel() - 1) // self._counts["features"], self._width, dtype=dtype)
         # The caller knows the tables' names and reports the wrong row.
         failed = self._library.steps_look_up(ctypes.byref(self._task(ids, offsets, pooled)))
         return None if failed else pooled
 
     def adagrad(self, ids: Tensor, offsets: Tensor, grad: Tensor, lr: float, eps: float) -> None:
-        """Train the rows of a lookup by row-wise Adagrad; ``grad``: the pooled embeddings' gradient, contiguous."""
+        """Train the rows of a lookup by row-wise Adagrad.
+
+        ``grad``: the pooled embeddings' gradient, float32 or bf16, contiguous.
+        """
         task = self._task(ids, offsets, grad)
         task.lr, task.eps = lr, eps
         if self._library.steps_adagrad(ctypes.byref(task)):
@@ -263,6 +268,7 @@ class Tables:
             width=self._width,
             ids_count=ids.numel(),
             mean=self._mean,
+            bf16=pooled.dtype == torch.bfloat16,
             threads=torch.get_num_threads(),
             **self._counts,
             **addresses,

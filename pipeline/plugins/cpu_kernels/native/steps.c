@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define STEPS_VERSION 2 /* step_kernels.py expects it */
+#define STEPS_VERSION 3 /* step_kernels.py expects it */
 #define SAMPLES 64      /* of a piece of work */
 #define ROWS 256        /* of a sum over a batch: its parts are added up in order */
 
@@ -52,10 +52,10 @@ typedef struct {
     const int64_t *table_of;        /* by feature, ascending */
     const int64_t *column;          /* by feature: the first one in `pooled` */
     const int64_t *ids, *offsets;   /* [ids_count], [features * batch + 1] */
-    float *pooled;                  /* [batch, width]: the pooled rows, or their gradient */
+    void *pooled;                   /* [batch, width]: the pooled rows, or their gradient; float32 or bf16 */
     int64_t tables, features, batch, width, ids_count;
     float lr, eps;
-    int32_t mean, threads;
+    int32_t mean, bf16, threads;
 } Tables;
 
 typedef struct { int32_t row, lookup; } Entry;

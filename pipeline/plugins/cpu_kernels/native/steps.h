@@ -44,6 +44,15 @@ INLINE Floats OF(up_to_16)(const float *from, int64_t at, int64_t n, int64_t end
     return part;
 }
 
+INLINE Floats OF(up_to_16_halves)(const uint16_t *from, int64_t at, int64_t n, int64_t end) {
+    const Ints lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    Halves part = {0};
+    if (n == 16) return OF(from_bf16)(*(const Halves *)(from + at));
+    if (at + 16 <= end) return (Floats)((Ints)OF(from_bf16)(*(const Halves *)(from + at)) & (lanes < (int32_t)n));
+    memcpy(&part, from + at, 2 * n);
+    return OF(from_bf16)(part);
+}
+
 /* Of a 16 x 16 block of `from`, rows `from_wide` values apart: its transpose. */
 #define KEPT(l, s) ((l) & (s) ? 16 + (l) - (s) : (l))
 #define MOVED(l, s) ((l) & (s) ? 16 + (l) : (l) + (s))
@@ -95,6 +104,20 @@ INLINE void OF(store)(void *into, int64_t at, const float *from, int64_t n, int 
         memcpy(&last, from + i, 4 * (n - i));
         Halves rounded = OF(to_bf16)(last);
         memcpy(target + i, &rounded, 2 * (n - i));
+    }
+}
+
+INLINE void OF(store_up_to_16)(void *into, int64_t at, Floats values, int64_t n, int bf16) {
+    if (!bf16 && n == 16) {
+        AT((float *)into + at) = values;
+    } else if (!bf16) {
+        memcpy((float *)into + at, &values, 4 * n);
+    } else {
+        Halves rounded = OF(to_bf16)(values);
+        if (n == 16)
+            *(Halves *)((uint16_t *)into + at) = rounded;
+        else
+            memcpy((uint16_t *)into + at, &rounded, 2 * n);
     }
 }
 
@@ -282,7 +305,7 @@ static int OF(look_up)(const Tables *t, int64_t low, int64_t high) {
         int64_t rows = t->rows[t->table_of[f]], dim = t->dims[t->table_of[f]];
         const int64_t *offsets = t->offsets + f * t->batch, *ids = t->ids;
         for (int64_t sample = low; sample < high; sample++) {
-            float *into = t->pooled + sample * t->width + t->column[f];
+            int64_t into = sample * t->width + t->column[f];
             int64_t first = offsets[sample], last = offsets[sample + 1];
             float share = t->mean && last - first > 1 ? 1.0f / (float)(last - first) : 1.0f;
             for (int64_t at = first; at < last; at++) {
@@ -295,10 +318,7 @@ static int OF(look_up)(const Tables *t, int64_t low, int64_t high) {
                 for (int64_t at = first; at < last; at++)
                     total += OF(up_to_16)(weights, ids[at] * dim + d, n, rows * dim);
                 total *= share;
-                if (n == 16)
-                    AT(into + d) = total;
-                else
-                    memcpy(into + d, &total, 4 * n);
+                OF(store_up_to_16)(t->pooled, into + d, total, n, t->bf16);
             }
         }
     }
@@ -315,8 +335,12 @@ INLINE void OF(adagrad_row)(const Tables *t, const Entry *entries, int64_t count
         Floats total = {0};
         for (int64_t e = 0; e < count; e++) {
             const Lookup *l = lookups + entries[e].lookup;
-            if (entries + e + AHEAD < end) PREFETCH(t->pooled, lookups[entries[e + AHEAD].lookup].at + d);
-            Floats part = OF(up_to_16)(t->pooled, l->at + d, n, t->batch * t->width);
+            if (entries + e + AHEAD < end) {
+                int64_t next = lookups[entries[e + AHEAD].lookup].at + d;
+                PREFETCH(t->pooled, t->bf16 ? next / 2 : next);
+            }
+            Floats part = t->bf16 ? OF(up_to_16_halves)(t->pooled, l->at + d, n, t->batch * t->width)
+                                  : OF(up_to_16)(t->pooled, l->at + d, n, t->batch * t->width);
             total += t->mean ? part * l->share : part;
         }
         AT(g + d) = total;
