@@ -127,6 +127,7 @@ class Version:
                 blocks.append,
                 cache_mib=self.cache_mib,
                 labelled=labelled,
+                none_is_error=False,
             )
         if done["rows_rejected"]:
             first = re.sub(r"^\S*frame\.parquet line", "row", done["rejected"][0])

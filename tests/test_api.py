@@ -101,6 +101,8 @@ def test_a_version_scores_a_frame_and_leaves_gaps_for_rows_that_do_not_parse(don
         gaps = version.score(spoilt)
     assert gaps["probability"].is_null().to_list() == [False, True, False]
     assert gaps["probability"][0] == scores["probability"][0]
+    with pytest.warns(UserWarning, match=r"^1 rows do not parse, the first: row 1: "):
+        assert version.score(spoilt[1:2])["probability"].to_list() == [None]
     with pytest.raises(DataError, match="C26"):
         version.score(frame.drop("C26"))
 

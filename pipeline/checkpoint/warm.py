@@ -74,7 +74,7 @@ def warm_start(
         if tables_only:
             lines.append("dense parameters and their optimizer keep their initial values")
         else:
-            _check_order(store, artifact, order or {})
+            _check_order(store, artifact, order or {}, rename or {})
             lines.extend(_load_dense(store, artifact, target, partly, towers or {}))
 
     retry_on_all_ranks(f"starting from {artifact.path}", read)
@@ -155,18 +155,24 @@ def _describe_tables(
     return lines
 
 
-def _check_order(store: Store, artifact: Artifact, order: dict[str, list[str]]) -> None:
-    # The model's layers identify features by position.
+def _check_order(store: Store, artifact: Artifact, order: dict[str, list[str]], rename: dict[str, str]) -> None:
+    # The model's layers identify features by position, so a new feature may only take the place of one that is gone.
     former_order = read_state(store, artifact)["train"].get("order", {})
     for group, now in order.items():
-        then = former_order.get(group, now)
-        if then != now and sorted(then) == sorted(now):
-            at = next(place for place, name in enumerate(then) if name != now[place])
-            raise ConfigError(
-                f"data.{group} has the features of checkpoint {artifact.path} in another order: feature {at + 1} was "
-                f"{then[at]!r}, is {now[at]!r}, and the dense part tells them apart by their places",
-                hint=f"data.{group} in the order {', '.join(then)}, or checkpoint.init_tables_only=true",
-            )
+        then = [rename.get(name, name) for name in former_order.get(group, now)]
+        # Layers for another number of features have other shapes, which ``restore_dense`` reports.
+        if len(then) != len(now):
+            continue
+        moved = [place for place, name in enumerate(now) if name in then and name != then[place]]
+        if not moved:
+            continue
+        added = iter([name for name in now if name not in then])
+        wanted = [name if name in now else next(added) for name in then]
+        raise ConfigError(
+            f"data.{group} has the features of checkpoint {artifact.path} in another order: feature {moved[0] + 1} was "
+            f"{then[moved[0]]!r}, is {now[moved[0]]!r}, and the dense part tells them apart by their places",
+            hint=f"data.{group} in the order {', '.join(wanted)}, or checkpoint.init_tables_only=true",
+        )
 
 
 def _load_dense(

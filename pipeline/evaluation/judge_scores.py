@@ -441,5 +441,8 @@ def _encode(column: pl.Series) -> tuple[NDArray[np.int32], list[Any]]:
         raise DataError(
             f"column {column.name} is {column.dtype}, expected a value in each row", hint="another column of the file"
         )
+    if column.dtype.is_float():
+        # NumPy and pandas write a missing number as NaN.
+        column = column.fill_nan(None)
     encoded = column.rechunk().to_arrow().dictionary_encode()
     return encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()

@@ -11,7 +11,7 @@ import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -80,6 +80,7 @@ class Columns:
 
 def read_rows(candidate: Table, incumbent: Table | None, columns: Columns) -> pl.DataFrame:
     """Read the candidate's rows with the incumbent's scores beside them, sorted by time if a column has it."""
+    columns = replace(columns, key=tuple(dict.fromkeys(columns.key)))
     # 1. Read the candidate's rows with all columns that are needed, by the options that name them.
     named = {"--label": [columns.label], "--key": columns.key, "--slice": columns.slices}
     for option, name in (("--weight", columns.weight), ("--time", columns.time), ("--user", columns.user)):
@@ -311,7 +312,8 @@ def _match(rows: pl.DataFrame, others: pl.DataFrame, columns: Columns) -> pl.Dat
 def _join(rows: pl.DataFrame, others: pl.DataFrame, key: list[str]) -> pl.DataFrame:
     import polars as pl
 
-    names = ", ".join(key)
+    # A column of the key may also be a slice, the user or the weight, so the rows keep it as it was.
+    names, own = ", ".join(key), rows.select(key)
     for name in key:
         kinds = (rows[name].dtype, others[name].dtype)
         if kinds[0].is_integer() and kinds[1].is_integer():
@@ -332,7 +334,7 @@ def _join(rows: pl.DataFrame, others: pl.DataFrame, key: list[str]) -> pl.DataFr
             f"lacks, and {others_alone:,} of {others.height:,} of the incumbent's, expected the same rows in both",
             hint="score the same rows with both models, or leave the others out of both files",
         )
-    return rows.join(others, on=key, how="left", maintain_order="left")
+    return rows.join(others, on=key, how="left", maintain_order="left").with_columns(own.get_columns())
 
 
 def _require_key(table: pl.DataFrame, key: list[str], whose: str) -> None:

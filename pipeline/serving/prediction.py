@@ -55,6 +55,7 @@ def score_file(
     cache_mib: float,
     labelled: bool = True,
     ranks: int | None = None,
+    none_is_error: bool = True,
     reject: Callable[[str, list[Reject]], None] = lambda file, rejects: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Any]:
@@ -69,6 +70,7 @@ def score_file(
         cache_mib: Memory for table rows.
         labelled: False: the rows have no label column.
         ranks: Processes that score; None: as many as pay. Their number changes no bit of the scores.
+        none_is_error: Whether it is an error if there are rows and none of them parses.
         reject: Gets the rows of a block that do not parse, with their file.
         progress: Gets how many bytes on disk were read, and how many there are.
 
@@ -105,7 +107,7 @@ def score_file(
                 progress(min(read, total - 1), total)
             cache = side.cache_figures()
         progress(total, total)
-        if rejected.rows and not rows:
+        if none_is_error and rejected.rows and not rows:
             raise DataError(f"none of {plural(rejected.rows, 'row')} parses, the first: {rejected.first[0]}")
         if not written:
             # A file of scores has its columns even where it has no rows.

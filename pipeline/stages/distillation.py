@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import cast
 
 from pipeline.config import Config
-from pipeline.core.errors import ConfigError, OtherCodeError
+from pipeline.core.errors import ArtifactError, ConfigError, OtherCodeError
 from pipeline.core.units import MIB
 from pipeline.records.runs import Step, run_directory
 from pipeline.store.artifacts import Store
@@ -33,22 +33,28 @@ def covered_teacher(config: Config, store: Store) -> dict[str, str] | None:
         The name and key; None if no version is named and no other run's version has served yet.
 
     Raises:
-        ArtifactError: There is no such version.
+        ArtifactError: There is no such version, and this run did not begin with it.
     """
     from pipeline.publishing import promotion, versions
     from pipeline.stages.stage_inputs import recorded_training
 
     model, name = config.model_name, config.train.distill.teacher or config.publish.judge_beside
-    if name is not None:
-        return _described(versions.find_version(store, model, name))
     former, covered = recorded_training(config, store)
+    recorded: dict[str, str] | None = None if config.force else covered.get(TEACHER)
+    if name is not None:
+        try:
+            return _described(versions.find_version(store, model, name))
+        except ArtifactError:
+            # The version was removed since, but the run has its scores.
+            if recorded is None or recorded["version"] != name:
+                raise
+            return recorded
     continues = (
         former is not None
         and former.train.distill.teacher is None
         and former.checkpoint.init_from == config.checkpoint.init_from
     )
     if continues and not config.force and TEACHER in covered:
-        recorded: dict[str, str] | None = covered[TEACHER]
         return recorded
     # This raises an error if the version in service is missing.
     promotion.incumbent(store, model)

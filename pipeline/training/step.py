@@ -26,6 +26,7 @@ from torchrec.distributed.train_pipeline import (
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from pipeline.config.sequences import event_feature
 from pipeline.config.train import TrainConfig
 from pipeline.core.errors import ConfigError
 from pipeline.core.units import MIB
@@ -96,6 +97,7 @@ class StepExecutor:
         self.model, self.rows, self._towers = sharded.model, sharded.rows, sharded.towers
         self.dense_part, self.row_store = sharded.dense_part, row_store
         self._model_config, self._average_used = settings.model, settings.train.average.use
+        self._sequences = schema.sequences
         self.rows.initialise(settings.seed)
         if device.type == "cpu":
             # Rows are read at random, so with pages of 4 KiB each row would cost a TLB miss.
@@ -233,7 +235,16 @@ class StepExecutor:
         dense: list[str] = []
         if self.dense_part.inputs is not None:
             dense = list(self.dense_part.inputs.dense)
-        return {"dense": dense, "sparse": list(self.dense_part.tables)}
+        order = {"dense": dense, "sparse": list(self.dense_part.tables)}
+        if self._sequences:
+            order["sequences"] = [sequence.name for sequence in self._sequences]
+        for sequence in self._sequences:
+            # The embeddings of an event's features lie side by side.
+            start = event_feature(sequence.name, "")
+            order[f"sequences.{sequence.name}.features"] = [
+                column.name.removeprefix(start) for column in sequence.columns
+            ]
+        return order
 
     def gather(self) -> None:
         """Collect on rank 0 what other ranks trained or keep: tower modules and optimizer state. Collective."""

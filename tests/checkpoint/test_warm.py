@@ -128,6 +128,29 @@ def test_features_in_another_order_are_refused(tmp_path):
         assert warm_start(store, artifact, target, order=other, tables_only=True)
 
 
+@pytest.mark.parametrize(
+    ("now", "wanted"),
+    [
+        (["b/c", "long", "new"], ["new", "b/c", "long"]),
+        (["c", "a", "long"], ["a", "c", "long"]),
+    ],
+)
+def test_features_that_moved_up_are_refused(tmp_path, now, wanted):
+    """Where one is gone and one is new, all shapes fit, too. A renamed feature keeps its place."""
+    store = new_store(tmp_path)
+    order = {"sparse": ["a", "b/c", "long"], "sequences.seen.features": ["item", "action"]}
+    artifact = put(store, 1, order=order)
+    target, rename = RestoreTarget(model(rows={"a": 50, "c": 37, "long": 900}), dense()), {"b/c": "c"}
+    if "c" not in now:
+        target, rename = RestoreTarget(model(), dense()), {}
+    with pytest.raises(ConfigError, match="in another order: feature 1 was 'a', is") as error:
+        warm_start(store, artifact, target, order=order | {"sparse": now}, rename=rename)
+    assert f"data.sparse in the order {', '.join(wanted)}, or" in str(error.value.hint)
+    assert warm_start(store, artifact, target, order=order | {"sparse": wanted}, rename=rename)
+    with pytest.raises(ConfigError, match=r"data.sequences.seen.features has the features of checkpoint .* in another"):
+        warm_start(store, artifact, target, order={"sequences.seen.features": ["action", "item"]}, rename=rename)
+
+
 def test_a_damaged_checkpoint_is_refused(chain):
     store, artifact = chain
     store.fs.rm(store.full(f"{artifact.path}/dense.safetensors"))

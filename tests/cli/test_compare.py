@@ -187,3 +187,12 @@ def test_a_run_that_cannot_be_read_hides_no_other(tmp_path, nightjar):
 def test_fewer_than_two_runs_are_refused(store):
     with pytest.raises(ConfigError, match="two runs or more, got none"):
         compare_runs(store, [])
+
+
+def test_runs_of_a_day_are_found_by_the_name_of_their_data(tmp_path, nightjar):
+    store = Store(str(tmp_path))
+    stage = {"status": "done", "seconds": 1.0, "artifact": "datasets/clicks/2026-01-31/0123456789"}
+    store.write_json("runs/clicks-2026-01-31/result.json", {"run": "x", "status": "done", "stages": {"ingest": stage}})
+    for name, runs in (("clicks", ["clicks-2026-01-31"]), ("2026-01-31", []), ("click", [])):
+        done = nightjar("runs", "ls", "--dataset", name, "--json", "--store", store.url)
+        assert [line["run"] for line in json.loads(done.stdout)] == runs

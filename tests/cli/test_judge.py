@@ -200,6 +200,26 @@ def test_keys_match_across_ways_to_store_them(work: Path, nightjar, plain: GateR
     assert found == plain
 
 
+def test_a_column_of_the_key_may_be_the_user_and_a_slice_too(work: Path, nightjar) -> None:
+    command = ["judge", "new.parquet", "old.parquet", "--user", "user", "--slice", "day", "--json"]
+    key = ["--key", "id", "--key", "user", "--key", "day", "--key", "id"]
+    assert record_of(nightjar(*command, *key)) == record_of(nightjar(*command))
+
+
+def test_users_and_slices_that_are_nan_are_missing(work: Path, nightjar) -> None:
+    rows = pl.read_parquet("both.parquet")
+    known = pl.int_range(pl.len()) % 3 > 0
+    for missing, name in ((None, "null"), (float("nan"), "nan")):
+        number = pl.col("user").cast(pl.Float64)
+        user = pl.when(known).then(number).otherwise(pl.lit(missing, pl.Float64))
+        country = pl.when(known).then(number % 2).otherwise(pl.lit(missing, pl.Float64))
+        rows.with_columns(user=user, country=country).write_parquet(f"{name}.parquet")
+    columns = ["--score", "new", "--incumbent-score", "old", "--user", "user", "--slice", "country", "--json"]
+    found = record_of(nightjar("judge", "nan.parquet", *columns))
+    assert found == record_of(nightjar("judge", "null.parquet", *columns))
+    assert {part.value for part in found.slices} == {"(missing)", "0.0", "1.0"}
+
+
 def test_rows_are_sorted_by_time(work: Path, nightjar, plain: GateRecord) -> None:
     """Blocks of the bootstrap are rows that follow each other; CSV has times as text."""
     rows = pl.read_parquet("both.parquet").sample(fraction=1, shuffle=True, seed=1)

@@ -339,6 +339,19 @@ def test_a_run_that_starts_from_another_checkpoint_by_now_learns_from_what_serve
     assert begin(store, compose([*night, "checkpoint.init_from=other"]))["version"] == "v00002-00000002"
 
 
+def test_a_run_keeps_the_teacher_that_it_named_once_that_is_removed(tmp_path):
+    """It has the teacher's scores, so it goes on, or is finished; a run that begins only now has none."""
+    store = Store(str(tmp_path))
+    named = put_version(store, 1, "clicks-2026-01-01")
+    run = ["run=a", "publish.model=clicks", TEACH, f"train.distill.teacher={named['version']}"]
+    assert begin(store, compose(run)) == named
+    store.fs.rm(store.full(version_path("clicks", named["version"])), recursive=True)
+    assert begin(store, compose(run)) == named
+    for other in ("run=b", "force=true"):
+        with pytest.raises(ArtifactError, match="has no version"):
+            covered_teacher(compose([*run, other]), store)
+
+
 def test_a_teacher_without_a_share_is_refused():
     with pytest.raises(ConfigError) as caught:
         compose(["run=r", "train.distill.teacher=v00001-00000000"])

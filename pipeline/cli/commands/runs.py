@@ -132,7 +132,7 @@ def _ls(options: argparse.Namespace) -> int:
             continue
         if options.status is not None and line.status != options.status:
             continue
-        if options.dataset is None or (line.dataset or "").rpartition("/")[0] == options.dataset:
+        if options.dataset is None or (line.dataset or "").partition("/")[0] == options.dataset:
             lines.append(line)
     bar(1, 1)
 
