@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
+from typing import Any
 
 from pipeline.config.data import DAY_FIELD, DataConfig
 from pipeline.core.errors import DataError
@@ -232,21 +233,38 @@ def late_files(data: DataConfig, store: Store | None, day: date) -> Iterator[tup
         other = day + timedelta(days=shift)
         if str(other) in own_days:
             continue
-        dataset = day_dataset(store, data.name, str(other))
+        # Another model of this log may put such rows into quarantine.
+        dataset = day_dataset(store, data.name, str(other), lambda each: settings_of(each).get("late") == data.late)
         if dataset is not None and late_name(day) in dataset.files:
             yield dataset, late_name(day)
 
 
-def day_dataset(store: Store, name: str, day: str) -> Artifact | None:
-    """Return the dataset of ``day`` (or range) under ``name``: the one committed last; None if there is none."""
+def settings_of(dataset: Artifact) -> dict[str, Any]:
+    """Return the settings of group ``data`` that the key of ``dataset`` covers."""
+    settings: dict[str, Any] = dataset.config.get("data", {})
+    return settings
+
+
+def day_dataset(
+    store: Store, name: str, day: str, prefer: Callable[[Artifact], bool] = lambda dataset: True
+) -> Artifact | None:
+    """Return the dataset of ``day`` (or range) under ``name``: the one committed last; None if there is none.
+
+    ``prefer``: those that it accepts go before others. Several models of one log each have a dataset of the day.
+    """
+    return next(iter(day_datasets(store, name, day, prefer)), None)
+
+
+def day_datasets(store: Store, name: str, day: str, prefer: Callable[[Artifact], bool]) -> list[Artifact]:
+    """Return the datasets of ``day`` (or range) under ``name``: those that ``prefer`` accepts first, newest first."""
     datasets = list[Artifact]()
     for key in store.names(dataset_path(name, "", day)):
         artifact = store.find(dataset_path(name, key, day))
         # A folder without a manifest is a dataset that is still being written or was abandoned.
         if artifact is not None:
             datasets.append(artifact)
-    # There are several if the logs of the day were delivered more than once.
-    return max(datasets, key=lambda artifact: artifact.created, default=None)
+    # There are several if the logs of the day were delivered more than once, or ingested with other settings.
+    return sorted(datasets, key=lambda artifact: (prefer(artifact), artifact.created), reverse=True)
 
 
 def previous_dataset(store: Store, name: str, day: date) -> Artifact | None:
