@@ -17,7 +17,7 @@ from pipeline.config.data import DAY_FIELD, DataConfig
 from pipeline.core.errors import DataError
 from pipeline.ingest.formats import format_named
 from pipeline.ingest.parse import DayRule
-from pipeline.ingest.rawfiles import LogFiles, find_files, fingerprint, missing_partitions
+from pipeline.ingest.rawfiles import LogFiles, files_at, find_files, fingerprint, missing_partitions, opened
 from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sources import decompressed, readable
 from pipeline.ingest.times import SECONDS_PER_HOUR, end_of_day, skipped_hours
@@ -111,12 +111,14 @@ def day_state(data: DataConfig, day: date, now: float | None = None, snapshot: S
     if data.connector is not None:
         snapshot = snapshot or data.connector.open(data)
         delivery = snapshot.delivery(day)
-        return DayState(day, path, _lacks(data, day, now, delivery), delivery.parts, delivery.bytes)
+        missing = _lacks(data, day, now, delivery) + missing_clicks(data, day)
+        return DayState(day, path, missing, delivery.parts, delivery.bytes)
     try:
         files = find_files(path)
     except DataError:
         return DayState(day, path, [f"there are no files at {path}"])
-    missing, limit = [], data.watermark
+    missing = list[str]()
+    limit = data.watermark
     if _waits(data, day, now):
         if limit.success:
             # Writers such as Spark leave a marker in each folder that they have finished.
@@ -131,7 +133,18 @@ def day_state(data: DataConfig, day: date, now: float | None = None, snapshot: S
         rows = counted_rows(data, files, limit.min_rows)
         if rows < limit.min_rows:
             missing.append(f"its files hold {rows:,} rows, expected at least {limit.min_rows:,}")
-    return DayState(day, path, missing, len(files.paths), files.bytes)
+    return DayState(day, path, missing + missing_clicks(data, day), len(files.paths), files.bytes)
+
+
+def missing_clicks(data: DataConfig, day: date) -> list[str]:
+    """Say in words that the clicks of ``data.label.late_path`` that come with ``day`` have not arrived; [] if so."""
+    if data.label.late_path is None:
+        return []
+    path = filled(data.label.late_path, day)
+    fs, place = opened(path)
+    if files_at(fs, place):
+        return []
+    return [f"there are no files at {path} (data.label.late_path)"]
 
 
 def _lacks(data: DataConfig, day: date, now: float | None, delivery: Delivery) -> list[str]:
