@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
+from typing import Any
 
 from pipeline.config.data import DAY_FIELD, DataConfig
 from pipeline.core.errors import DataError
 from pipeline.ingest.formats import format_named
 from pipeline.ingest.parse import DayRule
-from pipeline.ingest.rawfiles import LogFiles, find_files, fingerprint, missing_partitions
+from pipeline.ingest.rawfiles import LogFiles, files_at, find_files, fingerprint, missing_partitions, opened
 from pipeline.ingest.schema_of_config import data_spec
 from pipeline.ingest.sources import decompressed, readable
 from pipeline.ingest.times import SECONDS_PER_HOUR, end_of_day, skipped_hours
@@ -110,12 +111,14 @@ def day_state(data: DataConfig, day: date, now: float | None = None, snapshot: S
     if data.connector is not None:
         snapshot = snapshot or data.connector.open(data)
         delivery = snapshot.delivery(day)
-        return DayState(day, path, _lacks(data, day, now, delivery), delivery.parts, delivery.bytes)
+        missing = _lacks(data, day, now, delivery) + missing_clicks(data, day)
+        return DayState(day, path, missing, delivery.parts, delivery.bytes)
     try:
         files = find_files(path)
     except DataError:
         return DayState(day, path, [f"there are no files at {path}"])
-    missing, limit = [], data.watermark
+    missing = list[str]()
+    limit = data.watermark
     if _waits(data, day, now):
         if limit.success:
             # Writers such as Spark leave a marker in each folder that they have finished.
@@ -130,7 +133,18 @@ def day_state(data: DataConfig, day: date, now: float | None = None, snapshot: S
         rows = counted_rows(data, files, limit.min_rows)
         if rows < limit.min_rows:
             missing.append(f"its files hold {rows:,} rows, expected at least {limit.min_rows:,}")
-    return DayState(day, path, missing, len(files.paths), files.bytes)
+    return DayState(day, path, missing + missing_clicks(data, day), len(files.paths), files.bytes)
+
+
+def missing_clicks(data: DataConfig, day: date) -> list[str]:
+    """Say in words that the clicks of ``data.label.late_path`` that come with ``day`` have not arrived; [] if so."""
+    if data.label.late_path is None:
+        return []
+    path = filled(data.label.late_path, day)
+    fs, place = opened(path)
+    if files_at(fs, place):
+        return []
+    return [f"there are no files at {path} (data.label.late_path)"]
 
 
 def _lacks(data: DataConfig, day: date, now: float | None, delivery: Delivery) -> list[str]:
@@ -232,21 +246,38 @@ def late_files(data: DataConfig, store: Store | None, day: date) -> Iterator[tup
         other = day + timedelta(days=shift)
         if str(other) in own_days:
             continue
-        dataset = day_dataset(store, data.name, str(other))
+        # Another model of this log may put such rows into quarantine.
+        dataset = day_dataset(store, data.name, str(other), lambda each: settings_of(each).get("late") == data.late)
         if dataset is not None and late_name(day) in dataset.files:
             yield dataset, late_name(day)
 
 
-def day_dataset(store: Store, name: str, day: str) -> Artifact | None:
-    """Return the dataset of ``day`` (or range) under ``name``: the one committed last; None if there is none."""
+def settings_of(dataset: Artifact) -> dict[str, Any]:
+    """Return the settings of group ``data`` that the key of ``dataset`` covers."""
+    settings: dict[str, Any] = dataset.config.get("data", {})
+    return settings
+
+
+def day_dataset(
+    store: Store, name: str, day: str, prefer: Callable[[Artifact], bool] = lambda dataset: True
+) -> Artifact | None:
+    """Return the dataset of ``day`` (or range) under ``name``: the one committed last; None if there is none.
+
+    ``prefer``: those that it accepts go before others. Several models of one log each have a dataset of the day.
+    """
+    return next(iter(day_datasets(store, name, day, prefer)), None)
+
+
+def day_datasets(store: Store, name: str, day: str, prefer: Callable[[Artifact], bool]) -> list[Artifact]:
+    """Return the datasets of ``day`` (or range) under ``name``: those that ``prefer`` accepts first, newest first."""
     datasets = list[Artifact]()
     for key in store.names(dataset_path(name, "", day)):
         artifact = store.find(dataset_path(name, key, day))
         # A folder without a manifest is a dataset that is still being written or was abandoned.
         if artifact is not None:
             datasets.append(artifact)
-    # There are several if the logs of the day were delivered more than once.
-    return max(datasets, key=lambda artifact: artifact.created, default=None)
+    # There are several if the logs of the day were delivered more than once, or ingested with other settings.
+    return sorted(datasets, key=lambda artifact: (prefer(artifact), artifact.created), reverse=True)
 
 
 def previous_dataset(store: Store, name: str, day: date) -> Artifact | None:

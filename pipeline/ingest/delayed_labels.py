@@ -8,6 +8,7 @@ because the 0 that they had was that of a row without a click.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
@@ -29,26 +30,53 @@ log = logging.getLogger(__name__)
 
 
 def corrected_rows(
-    store: Store, dataset: Artifact, events: pl.DataFrame, day: int, spec: DataSpec, state: FittedState
+    store: Store, datasets: Sequence[Artifact], events: pl.DataFrame, day: int, spec: DataSpec, state: FittedState
 ) -> pl.DataFrame | None:
-    """Return train rows of ``dataset`` with ``events`` (key, check) of ``day``, clicked, as ``state`` transforms them.
+    """Return the train rows with ``events`` (key, check) of ``day``, clicked, as ``state`` transforms them.
 
-    ``day``: days since 1970. None where the dataset was made with other features, columns or transforms.
+    Args:
+        store: The store of the datasets.
+        datasets: The datasets of the day, the best first. Several models of one log may each have one; the first that
+            was made with today's features, columns and transforms has the rows.
+        events: The key and check of each event.
+        day: Days since 1970.
+        spec: Today's schema.
+        state: Today's transforms and mappings.
+
+    Returns:
+        The rows; None where all datasets were made with others.
     """
-    schema = read(DatasetSchema, store, f"{dataset.path}/schema.json")
-    before = read_state(store, dataset.path, spec)
     # An empty frame, transformed, has the columns and types of today's rows.
     raw = pl.DataFrame(schema=dict.fromkeys(spec.columns, pl.String))
     now = transform(parse(raw, np.zeros(0, np.int64), spec).frame, spec, state)
-    then = store.read_json(f"{dataset.path}/{TRANSFORMS}")
-    readable = not unreadable_sequence(then, transforms_json(spec, state))
-    if not (readable and _has_columns(store, dataset, schema, now) and _alike(spec, before, state)):
-        log.warning(
-            "%s has other features or transforms: its %s late clicks are not trained on",
-            dataset.path,
-            f"{events.height:,}",
-        )
-        return None
+    record = transforms_json(spec, state)
+    for dataset in datasets:
+        schema = read(DatasetSchema, store, f"{dataset.path}/schema.json")
+        before = read_state(store, dataset.path, spec)
+        then = store.read_json(f"{dataset.path}/{TRANSFORMS}")
+        readable = not unreadable_sequence(then, record)
+        if readable and _has_columns(store, dataset, schema, now) and _alike(spec, before, state):
+            return _clicked(store, dataset, schema, events, day, spec, before, state, now.columns)
+    log.warning(
+        "%s has other features or transforms: its %s late clicks are not trained on",
+        datasets[0].path,
+        f"{events.height:,}",
+    )
+    return None
+
+
+def _clicked(
+    store: Store,
+    dataset: Artifact,
+    schema: DatasetSchema,
+    events: pl.DataFrame,
+    day: int,
+    spec: DataSpec,
+    before: FittedState,
+    state: FittedState,
+    names: Sequence[str],
+) -> pl.DataFrame:
+    # Returns the rows of `dataset`, whose state is `before`, in columns `names`.
     rows = _taken(store, dataset, schema, _places(store, dataset, events, day))
     columns: list[pl.Expr | pl.Series] = [pl.lit(1.0, pl.Float32).alias(LABEL)]
     for task in after_click(spec):
@@ -56,7 +84,7 @@ def corrected_rows(
         columns.append(pl.lit(np.nan, pl.Float32).alias(task_column(task)))
     for f in spec.sparse:
         columns.append(_moved(rows[f.name], before.sparse[f.name], state.sparse[f.name]))
-    return rows.select(now.columns).with_columns(columns)
+    return rows.select(names).with_columns(columns)
 
 
 def _has_columns(store: Store, dataset: Artifact, schema: DatasetSchema, now: pl.DataFrame) -> bool:

@@ -19,7 +19,7 @@ import polars as pl
 
 from pipeline.config.data import DataConfig
 from pipeline.config.sequences import EVENT_TIME
-from pipeline.ingest.days import day_number
+from pipeline.ingest.days import day_number, settings_of
 from pipeline.ingest.engines import IngestEngine
 from pipeline.ingest.events import ReadEvents, event_schema, narrow_to_history, value_columns
 from pipeline.ingest.ids import as_lists
@@ -75,11 +75,35 @@ def _file_columns(plan: HistoryPlan) -> dict[str, str]:
 
 
 def datasets_before(store: Store, data: DataConfig, plan: HistoryPlan) -> dict[date, Artifact]:
-    """Return the datasets of the days before those of ``data.day`` that histories reach, by day."""
+    """Return the datasets of the days before those of ``data.day`` that histories reach, by day.
+
+    Those that keep the events of ``plan`` go first: another model of this log may keep others, or none.
+    """
     if not data.days:
         return {}
     first = data.days[0]
-    return around(store, data, first - timedelta(days=plan.reach), first - timedelta(days=1))
+    found = around(
+        store,
+        data,
+        first - timedelta(days=plan.reach),
+        first - timedelta(days=1),
+        lambda dataset: _has_same_events(dataset, plan),
+    )
+    return {day: datasets[0] for day, datasets in found.items()}
+
+
+def _has_same_events(dataset: Artifact, plan: HistoryPlan) -> bool:
+    # Whether a dataset keeps the events that `plan` asks for: of the same users, rows and columns.
+    settings = settings_of(dataset)
+    sequence = settings.get("sequences", {}).get(plan.name, {})
+    history, columns = sequence.get("history", {}), dict[str, str]()
+    for name, event in sequence.get("features", {}).items():
+        table = event.get("table")
+        # As in `schema_of_config`: its own column, else that of the feature whose table it shares, else its name.
+        of_table = settings.get("sparse", {}).get(table, {}).get("column") or table
+        columns[name] = event.get("column") or of_table or name
+    same = (history.get("by"), history.get("where")) == (plan.by, plan.where)
+    return same and plan.of.items() <= columns.items()
 
 
 def _files(dataset: Artifact, plan: HistoryPlan) -> list[str]:
@@ -93,6 +117,8 @@ def history_marks(store: Store | None, data: DataConfig) -> list[str]:
     checksums = []
     for plan in data_spec(data).histories:
         for dataset in datasets_before(store, data, plan).values():
+            if not _has_same_events(dataset, plan):
+                continue
             for name in _files(dataset, plan):
                 checksums.append(dataset.files[name].checksum)
     return checksums
@@ -103,8 +129,16 @@ def events_before(store: Store, data: DataConfig, plan: HistoryPlan) -> Iterator
     datasets = datasets_before(store, data, plan)
     known = set()
     for day, dataset in datasets.items():
-        if _files(dataset, plan):
-            known.add(day)
+        if not _files(dataset, plan):
+            continue
+        known.add(day)
+        if not _has_same_events(dataset, plan):
+            log.warning(
+                "%s keeps events of other columns, or by another data.sequences.%s.history: its rows are in no history",
+                dataset.path,
+                plan.name,
+            )
+            continue
         for events in _read_events(store, dataset, plan):
             yield events.filter(pl.col("day") == day_number(day))
     if not data.days:
@@ -129,10 +163,6 @@ def _read_events(store: Store, dataset: Artifact, plan: HistoryPlan) -> Iterator
         store.verify(dataset, name)
         with store.open(f"{dataset.path}/{name}") as source:
             events = pl.read_parquet(source.read())
-        if not set(columns.values()) <= set(events.columns):
-            # All files of a dataset have the same columns, so the others need not be read.
-            log.warning("%s keeps events of other columns: its rows are in no history", dataset.path)
-            return
         names = {in_file: column for column, in_file in columns.items()}
         yield events.rename(names).select(*event_schema(plan))
 

@@ -25,7 +25,7 @@ from pipeline.config.data import DataConfig
 from pipeline.config.ingest import SplitConfig
 from pipeline.core.errors import DataError
 from pipeline.ingest import days
-from pipeline.ingest.days import EPOCH, day_dataset, day_number, filled
+from pipeline.ingest.days import EPOCH, day_datasets, day_number, filled, settings_of
 from pipeline.ingest.engines import IngestEngine
 from pipeline.ingest.events import FindClicks, FindEvents, MarkedRows, narrow_to_key
 from pipeline.ingest.file_source import file_sources
@@ -180,12 +180,14 @@ def corrected_name(day: date) -> str:
     return f"corrected/{day}.parquet"
 
 
-def around(store: Store, data: DataConfig, first: date, last: date) -> dict[date, Artifact]:
-    """Return the datasets of the days from ``first`` to ``last``: for each day the one committed last.
+def around(
+    store: Store, data: DataConfig, first: date, last: date, prefer: Callable[[Artifact], bool]
+) -> dict[date, list[Artifact]]:
+    """Return the datasets of the days from ``first`` to ``last``: those that ``prefer`` accepts first, newest first.
 
     Those that have one of the days of ``data.day`` are left out.
     """
-    datasets: dict[date, Artifact] = {}
+    datasets: dict[date, list[Artifact]] = {}
     for entry in store.names(dataset_path(data.name, "", "")):
         match = _SPAN.fullmatch(entry)
         if match is None:
@@ -193,20 +195,39 @@ def around(store: Store, data: DataConfig, first: date, last: date) -> dict[date
         begin, end = date.fromisoformat(match[1]), date.fromisoformat(match[2] or match[1])
         if end < first or begin > last or (begin <= data.days[-1] and end >= data.days[0]):
             continue
-        dataset = day_dataset(store, data.name, entry)
-        if dataset is None:
+        found = day_datasets(store, data.name, entry, prefer)
+        if not found:
             continue
         for shift in range((max(begin, first) - min(end, last)).days, 1):
-            day = min(end, last) + timedelta(days=shift)
-            if day not in datasets or dataset.created > datasets[day].created:
-                datasets[day] = dataset
+            datasets.setdefault(min(end, last) + timedelta(days=shift), []).extend(found)
+    for of_day in datasets.values():
+        of_day.sort(key=lambda dataset: (prefer(dataset), dataset.created), reverse=True)
     return dict(sorted(datasets.items()))
 
 
-def datasets_before(store: Store, data: DataConfig) -> dict[date, Artifact]:
-    """Return the datasets of the days before ``data.day`` whose events matter to it."""
+def _with_events(store: Store, data: DataConfig, first: date, last: date) -> dict[date, list[Artifact]]:
+    # Returns what `around` does: datasets that keep events of the same key and label go first, since another model of
+    # this log may keep none.
+    def keeps(dataset: Artifact) -> bool:
+        settings = settings_of(dataset)
+        dedupe, label = settings.get("dedupe", {}), settings.get("label", {})
+        same = (dedupe.get("key"), label.get("column"), label.get("positive"))
+        if same != (data.dedupe.key, data.label.column, data.label.positive):
+            return False
+        return max(dedupe.get("days", 0), label.get("window_days", 0)) > 0
+
+    return around(store, data, first, last, keeps)
+
+
+def all_before(store: Store, data: DataConfig) -> dict[date, list[Artifact]]:
+    """Return the datasets of the days before ``data.day`` whose events matter to it, for each day the best first."""
     first = data.days[0]
-    return around(store, data, first - timedelta(days=reach(data)), first - timedelta(days=1))
+    return _with_events(store, data, first - timedelta(days=reach(data)), first - timedelta(days=1))
+
+
+def datasets_before(store: Store, data: DataConfig) -> dict[date, Artifact]:
+    """Return the dataset of each day before ``data.day`` whose events matter to it."""
+    return {day: datasets[0] for day, datasets in all_before(store, data).items()}
 
 
 def _after(store: Store, data: DataConfig) -> list[tuple[Artifact, date]]:
@@ -214,9 +235,9 @@ def _after(store: Store, data: DataConfig) -> list[tuple[Artifact, date]]:
     last, window = data.days[-1], data.label.window_days
     if not window:
         return []
-    later = around(store, data, last + timedelta(days=1), last + timedelta(days=window))
+    later = _with_events(store, data, last + timedelta(days=1), last + timedelta(days=window))
     # Keyed by path, because a dataset of several days is found for each of them.
-    artifacts = {artifact.path: artifact for artifact in later.values()}
+    artifacts = {datasets[0].path: datasets[0] for datasets in later.values()}
     corrections = []
     for _, artifact in sorted(artifacts.items()):
         for day in data.days:
@@ -288,7 +309,7 @@ def label_dates(store: Store, data: DataConfig) -> dict[str, str]:
     one = timedelta(days=1)
     last = data.days[-1]
     final = last + timedelta(days=data.label.window_days)
-    later = around(store, data, last + one, final)
+    later = _with_events(store, data, last + one, final)
     while last < final and last + one in later:
         last += one
     return {"labels_until": str(last), "labels_final": str(final)}

@@ -394,7 +394,7 @@ class _IngestRun:
             return
         assert self.state is not None
         late, store = self.repeats.judged.late, self.draft.store
-        former = repeats.datasets_before(store, self.data) if late else {}
+        former = repeats.all_before(store, self.data) if late else {}
         for day, events in late.items():
             write_frame(self.draft, repeats.corrected_name(days.day_of(day)), events, self.settings.compression)
             rows = corrected_rows(store, former[days.day_of(day)], events, day, self.spec, self.state)

@@ -208,6 +208,8 @@ def hour_of(
     written, text = text, standard(values, text, form)
     if zone is not None:
         hour = hours_of(instants(values, text, zone), zone)
+    elif values.dtype == pl.Duration:
+        hour = nulls(pl.Int32, len(values))
     elif values.dtype.is_temporal() and values.dtype != pl.Date:
         if isinstance(values.dtype, pl.Datetime) and values.dtype.time_zone is not None:
             # The hour is UTC's, as the day is.
@@ -313,8 +315,11 @@ def day_of(
     if text is None:
         text = nulls(pl.String, len(values))
     written, text = text, standard(values, text, form)
-    if values.dtype.is_temporal():
+    if values.dtype == pl.Date or isinstance(values.dtype, pl.Datetime):
         day = values.cast(pl.Date, strict=False).cast(pl.Int32)
+    elif values.dtype.is_temporal():
+        # A time of the day, or a duration, tells no day.
+        day = nulls(pl.Int32, len(values))
     else:
         frame = pl.DataFrame({"number": text.cast(pl.Float64, strict=False), "text": text})
         number = pl.col("number")

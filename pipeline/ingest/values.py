@@ -176,6 +176,9 @@ def strings_of(values: pl.Series) -> pl.Series:
     """Return ``values``, which are no lists, as strings, null where there is none."""
     if values.dtype == pl.Boolean:
         values = values.cast(pl.Int8)
+    if values.dtype == pl.Duration:
+        # Polars writes no text for a duration: it is the number of its units.
+        values = values.cast(pl.Int64)
     if values.dtype == pl.Binary:
         texts: list[str | None] = []
         for value in values:

@@ -286,10 +286,15 @@ def _record_refusal(
 ) -> NightRecord:
     # Post a night that could not begin. With ``write``, its record is written if the date has no verdict.
     former, model = None, config.model_name
-    # If the record cannot be read or the store does not answer, do not overwrite it.
-    with suppress(Exception):
+    try:
         former = read_record(store, model, day)
-        write = write and (former is None or not former.decided)
+    except Exception:
+        # If the record cannot be read or the store does not answer, do not overwrite it.
+        write = False
+    decided = former is not None and former.decided
+    if decided:
+        # The verdict stands: its version and figures are not those of what failed now.
+        former, write = None, False
     record = replace(
         former or NightRecord(model=model, date=str(day), run=run_name(model, day), outcome=FAILED),
         outcome=FAILED,
@@ -301,12 +306,12 @@ def _record_refusal(
     if write and not isinstance(problem, PassingError):
         record = _complete_record(config, store, record, problem)
         write_store_page(store)
-    _post(config, store, record)
+    _post(config, store, record, tracked=not decided)
     return record
 
 
-def _post(config: Config, store: Store, record: NightRecord) -> None:
-    # Post to the webhook and the trackers.
+def _post(config: Config, store: Store, record: NightRecord, *, tracked: bool = True) -> None:
+    # Post to the webhook, and if ``tracked`` to the trackers, which have one outcome for each night.
     if config.nightly.webhook:
         text = f"Nightjar: {line_of(record)}"
         for missed in record.skipped or ():
@@ -314,7 +319,8 @@ def _post(config: Config, store: Store, record: NightRecord) -> None:
         fields = record.to_json()
         verdict = {"text": for_chat(text)} | {name: fields[name] for name in POSTED if name in fields}
         deliver(config.nightly.webhook, verdict)
-    tell_night(config.track, store, record)
+    if tracked:
+        tell_night(config.track, store, record)
 
 
 @dataclass

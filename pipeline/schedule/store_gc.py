@@ -196,16 +196,17 @@ def _dataset_days(folder: Folder) -> tuple[str, str]:
 
 
 def _awaited_datasets(stock: Inventory, newest: Mapping[str, str]) -> set[str]:
-    # For each day near enough to the newest one, choose the dataset whose events later days are compared with.
-    chosen: dict[tuple[str, str], Folder] = {}
+    # For each day near enough to the newest one, choose the dataset whose events later days are compared with. Models
+    # of one log that keep other events each have one.
+    chosen: dict[tuple[str, str, int], Folder] = {}
     for folder in stock.folders:
         name, days = _dataset_days(folder)
         if days and folder.created is not None:
-            former = chosen.get((name, days))
+            former = chosen.get((name, days, folder.reach))
             if former is None or folder.since > former.since:
-                chosen[name, days] = folder
+                chosen[name, days, folder.reach] = folder
     awaited = set()
-    for (name, days), folder in chosen.items():
+    for (name, days, _), folder in chosen.items():
         until = date.fromisoformat(days.rpartition("..")[2]) + timedelta(days=folder.reach)
         if until > date.fromisoformat(newest[name]):
             awaited.add(folder.path)

@@ -79,6 +79,7 @@ class Partition(Stage):
         use("train", "lr sparse_lr dense_optimizer sparse_optimizer weight_decay", when=probes),
         *optimizer_options(when=probes),
         use("train", "warmup_steps precision clip.dense_norm clip.table_value", when=probes),
+        use("train", "embedding_l2 label_smoothing tasks.*.weight", when=probes),
     )
 
     def key_settings(self, config: Config) -> dict[str, Any]:

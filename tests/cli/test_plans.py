@@ -45,6 +45,14 @@ def test_what_if_needs_a_dataset_and_names_the_command_that_makes_it(nightjar, i
     assert not in_store.exists()
 
 
+def test_the_command_that_makes_a_dataset_finds_the_same_files(nightjar, in_store, tmp_path) -> None:
+    (tmp_path / "own" / "data").mkdir(parents=True)
+    (tmp_path / "own" / "data" / "mine.yaml").write_text("defaults: [synthetic]\nname: mine\n")
+    done = nightjar("widths", "-cd", f"{tmp_path}/own", "data=mine")
+    assert done.returncode == 7
+    assert f"hint: nightjar ingest -cd {tmp_path}/own data=mine\n" in done.stderr
+
+
 def test_where_no_combination_is_valid_the_first_is_named(nightjar, in_store) -> None:
     done = nightjar("what-if", "hardware=laptop2,h100x8", "train.global_batch=1")
     assert (done.returncode, "hardware=laptop2: train.global_batch is 1" in done.stderr) == (2, True)

@@ -262,6 +262,21 @@ def test_events_kept_of_other_columns_are_left_out(tmp_path):
     assert events.height == sum(row[0] == DAYS[1] and bool(row[2]) for row in draw(4))
 
 
+def test_another_model_of_the_log_changes_no_history(tmp_path):
+    """Its datasets are of the same days and were made later; they keep other events under this name, or none."""
+    rows = draw(1)
+    write_days(tmp_path / "logs", rows)
+    nights, mine, clicks = Nights(tmp_path), {}, {}
+    for day in DAYS[:4]:
+        for where, found in ((None, mine), ("label", clicks)):
+            found |= histories_of(nights.ingest(config_of(tmp_path / "logs", str(day), history={"where": where})))
+        nights.ingest(config_of(tmp_path / "logs", str(day), sequences={}))
+    assert mine != clicks
+    for where, found in ((lambda row: True, mine), (lambda row: row[4] == 1, clicks)):
+        wanted = brute_force(rows, 3, 2, where)
+        assert found == {name: wanted[name] for name in found}
+
+
 def test_records_bring_the_histories_that_a_log_tells(run_ingest, tmp_path):
     rows = draw(6)
     log = tmp_path / "log.csv"

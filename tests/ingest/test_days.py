@@ -152,6 +152,14 @@ def test_late_rows_go_to_their_own_day(nights, tmp_path):
     assert nights.ingest(config_of(tmp_path, "2026-01-02", late="own_day")).artifact.key == second.artifact.key
 
 
+def test_another_model_that_keeps_no_late_rows_loses_none(nights, tmp_path):
+    write_day(tmp_path, "2026-01-01", day_rows("2026-01-01", 20))
+    write_day(tmp_path, "2026-01-02", [*day_rows("2026-01-02", 9), *["1,7,late,2026-01-01 23:59:00"] * 3])
+    nights.ingest(config_of(tmp_path, "2026-01-02", late="own_day"))
+    nights.ingest(config_of(tmp_path, "2026-01-02"))
+    assert nights.ingest(config_of(tmp_path, "2026-01-01", late="own_day")).summary["rows"] == 23
+
+
 def test_a_day_is_taken_out_of_logs_that_hold_them_all(nights, tmp_path):
     lines = [*day_rows("2026-01-01", 20), *day_rows("2026-01-02", 30)]
     (tmp_path / "all.csv").write_text("\n".join(["label,x,c,t", *lines]))

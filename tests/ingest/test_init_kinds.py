@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline import cli
+from pipeline.core.errors import DataError
 from pipeline.ingest.columns import text_vector, with_maps
 from pipeline.ingest.sample import read_sample
 from tests.ingest.test_init import by_name, clicks, composed, guessed
@@ -154,6 +155,24 @@ def test_vectors_in_text(work, run_ingest):
     assert len(run_ingest(composed("log")).schema.dense) == 7
     assert text_vector(pl.Series(["1;2;3", "4;5;6"])) is None  # whole numbers are ids
     assert text_vector(pl.Series(["0.1;0.2", "0.1;0.2;0.3"])) is None
+
+
+def test_durations_are_numbers_of_their_units(work, run_ingest):
+    """Polars has no text for them."""
+    rng = np.random.default_rng(3)
+    dwell = pl.Series("dwell", rng.integers(0, 10_000, 400)).cast(pl.Duration("ms"))
+    log = pl.DataFrame({"label": rng.integers(0, 2, 400), "user": [f"u{at % 9}" for at in range(400)], "dwell": dwell})
+    log.write_parquet("log.parquet")
+    assert cli.main(["init", "log.parquet"]) == 0
+    assert "dwell" in by_name(guessed("log.parquet"), "dense")
+    made = run_ingest(composed("log", "++data.dense.dwell.transform=none", "+data.sparse.again={column: dwell}"))
+    assert made.summary["rows_quarantined"] == 0
+    assert set(made.all_rows["dwell"].to_list()) == set(dwell.cast(pl.Int64).to_list())
+    assert set(made.vocab("again")["id"].to_list()) <= set(dwell.cast(pl.Int64).cast(pl.String).to_list())
+    for kind in (pl.Duration("ms"), pl.Time):
+        log.with_columns(at=dwell.cast(pl.Int64).cast(kind)).write_parquet("log.parquet")
+        with pytest.raises(DataError, match="none of the 400 rows .* at is '.*', expected a number or YYYY-MM-DD"):
+            run_ingest(composed("log", "++data.timestamp=at"))
 
 
 def test_objects_of_changing_keys_are_maps_and_others_records():

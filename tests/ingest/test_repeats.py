@@ -271,6 +271,31 @@ def test_longer_sequences_than_todays_model_reads_are_not_trained_on_again(tmp_p
     assert made.split("train")["past__of"].list.len().max() == now
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"dedupe": DedupeConfig(), "label": LabelConfig()},
+        {"label": LabelConfig(column="other", window_days=2)},
+        {"sparse": {"event": C}},
+    ],
+    ids=["no key", "another label", "other features"],
+)
+def test_another_model_of_the_log_loses_no_repeated_row_and_no_click(tmp_path, other):
+    """Its dataset of the day before was made later, and has no events, those of another label, or other features."""
+    write_days(tmp_path, [(0, "a", 0), (1, "a", 0), (0, "b", 1)], [(1, "a"), (1, "b")])
+    for day in DAYS[:2]:
+        header, *lines = (tmp_path / f"{day}.csv").read_text().splitlines()
+        flipped = [f"{line},{1 - int(line[0])}" for line in lines]
+        (tmp_path / f"{day}.csv").write_text("\n".join([f"{header},other", *flipped]) + "\n")
+    nights = Nights(tmp_path)
+    before = nights.ingest(config_of(tmp_path, str(DAYS[0]), 0, 2)).artifact.path
+    nights.ingest(config_of(tmp_path, str(DAYS[0]), 0, 2, **other))
+    made = nights.ingest(config_of(tmp_path, str(DAYS[1]), 0, 2, mapping_from=before))
+    assert made.summary["rows_repeated"] == 1
+    assert made.summary["rows_corrected"] == {str(DAYS[0]): 1}
+    assert rows_of(made) == [("0/2", 1.0), ("1/0", 0.0), ("1/1", 1.0)]
+
+
 def test_lines_of_dropped_rows_are_lines_of_their_file(tmp_path):
     """An engine that reads a file in parts numbers a later part's lines by how many the earlier ones had."""
     (tmp_path / "a.csv").write_text("label,c,event\n" + "".join(f"{at % 2},i,e{at % 3}\n" for at in range(9)))

@@ -124,3 +124,26 @@ def test_what_ends_a_night_before_it_begins_is_posted_and_recorded(tmp_path: Pat
     assert [(body["outcome"], body["exit_code"]) for body in Hook.bodies] == [("failed", 2), ("failed", 8)]
     assert store.read_json("runs/clicks-2026-01-10/nightly.json") == record  # the other launcher's to write
     capsys.readouterr()
+
+
+def test_a_refusal_leaves_a_verdict_and_a_record_that_cannot_be_read_alone(tmp_path: Path, capsys, renewing) -> None:
+    """What is posted has nothing of the version that was published, and trackers keep the night's outcome."""
+    store, gauges = Store(str(tmp_path / "s")), tmp_path / "gauges"
+    gauges.mkdir()
+    record = {"format": 1, "model": "clicks", "date": "2026-01-10", "run": "clicks-2026-01-10", "outcome": "published"}
+    decided = {**record, "version": "v00001-aa", "verdict": "PASS", "ne": 0.7, "seconds": {"train": 1.0}}
+    store.write_json("runs/clicks-2026-01-10/nightly.json", decided)
+    store.write_json("runs/clicks-2026-01-11/nightly.json", {**decided, "format": 99})
+    with serving(200, 200) as url:
+        night = ["nightly", "publish.model=clicks", f"store={store.url}", f"nightly.webhook={url}"]
+        night += ["track.to=[prometheus]", f"track.prometheus.folder={gauges}", "nightly.wait_minutes=0"]
+        with night_lock(store, "clicks", LEASE_SECONDS, "backfill"), renewing:
+            assert cli.main([*night, "date=2026-01-10"]) == 8
+        assert list(gauges.iterdir()) == []
+        assert cli.main([*night, "date=2026-01-11"]) == 7
+    assert store.read_json("runs/clicks-2026-01-10/nightly.json") == decided
+    assert store.read_json("runs/clicks-2026-01-11/nightly.json") == {**decided, "format": 99}
+    posted, _ = Hook.bodies
+    assert posted["text"].startswith("Nightjar: 2026-01-10 of model clicks: FAILED; model 'clicks' is already being")
+    assert not {"version", "verdict", "ne", "seconds"} & {name for name, value in posted.items() if value}
+    capsys.readouterr()

@@ -422,6 +422,20 @@ def test_events_that_histories_of_the_next_days_are_built_from_keep_their_datase
     assert {kept(result)[path] for path in days[2:]} == {store_gc.AWAITED}
 
 
+def test_events_stay_though_another_model_of_the_log_has_ingested_the_day_without_them(store: Store) -> None:
+    config = {"data": {"dedupe": {"key": "event", "days": 3}}}
+    for number, events in ((940, True), (941, False)):
+        path = f"datasets/shop/2026-01-02/{number:032x}"
+        with store.draft(path, kind="ingest", key=f"{number:032x}", config=config, inputs={}) as draft:
+            with draft.open("events/part-00000.parquet" if events else "a.bin") as sink:
+                sink.write(b"x")
+            draft.commit({})
+        age(store, path, 1050 - number)
+    result = gc(store)
+    assert kept(result)[f"datasets/shop/2026-01-02/{940:032x}"] == store_gc.AWAITED
+    assert f"datasets/shop/2026-01-02/{941:032x}" in removed(result)
+
+
 def test_a_dataset_that_was_replaced_or_is_of_no_day_goes(store: Store) -> None:
     again, plain = f"datasets/d/{FIRST + timedelta(days=4)}/{950:032x}", f"datasets/d/{951:032x}"
     for path in (again, plain):

@@ -15,7 +15,7 @@ from tests.waits import TurnedClock
 DAY = date(2026, 1, 5)
 
 
-def wait(folder: Path, minutes: float) -> None:
+def wait(folder: Path, minutes: float, *overrides: str) -> None:
     config = compose(
         [
             "data=csv",
@@ -24,6 +24,7 @@ def wait(folder: Path, minutes: float) -> None:
             f'data.path="{folder}/{{day}}/*.csv"',
             f"data.day={DAY}",
             "data.watermark.success=_SUCCESS",
+            *overrides,
         ]
     )
     wait_for(config.data, DAY, minutes, poll_seconds=0.01, clock=TurnedClock())
@@ -47,6 +48,26 @@ def test_it_waits_until_the_day_is_complete_and_says_once_what_is_missing(tmp_pa
         f"watermark  {DAY} is not complete: {folder}/_SUCCESS does not exist yet",
         f"watermark  {DAY} is complete after 0.0 minutes",
     ]
+
+
+def test_it_waits_for_the_clicks_that_come_later_too(tmp_path: Path) -> None:
+    said = listen()
+    (tmp_path / str(DAY)).mkdir()
+    for name in ("a.csv", "_SUCCESS"):
+        (tmp_path / str(DAY) / name).write_text("label,a\n1,x\n")
+    clicks = f"{tmp_path}/clicks/{{day}}.csv"
+    late = ["data.dedupe.key=event", "data.label.window_days=2", f'data.label.late_path="{clicks}"']
+
+    class Delivering(logging.Handler):
+        def emit(self, _: logging.LogRecord) -> None:
+            (tmp_path / "clicks").mkdir(exist_ok=True)
+            (tmp_path / "clicks" / f"{DAY}.csv").write_text("event\n1\n")
+
+    logging.getLogger("pipeline").addHandler(Delivering())
+    wait(tmp_path, 1.0, *late)
+    there = f"there are no files at {tmp_path}/clicks/{DAY}.csv (data.label.late_path)"
+    assert said[0].startswith(f"watermark  {DAY} is not complete: {there}; ")
+    assert said[1] == f"watermark  {DAY} is complete after 0.0 minutes"
 
 
 def test_a_day_that_stays_incomplete_ends_the_night_and_says_what_is_missing(tmp_path: Path) -> None:

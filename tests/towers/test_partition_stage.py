@@ -90,7 +90,8 @@ def test_strided_compares_nothing_and_its_key_knows_no_probe(store):
 
 def test_what_the_probe_learns_from_is_in_the_key(store):
     key = {step.name: step.key for step in steps(config(store), store)}["partition"]
-    for override in ("seed=3", "train.sparse_lr=0.2", "partition.probe_steps=5", "partition.strategy=diverse"):
+    learning = ("train.sparse_lr=0.2", "train.embedding_l2=0.1", "train.label_smoothing=0.1")
+    for override in ("seed=3", *learning, "partition.probe_steps=5", "partition.strategy=diverse"):
         assert {step.name: step.key for step in steps(config(store, override), store)}["partition"] != key
     other = steps(config(store, "train.epochs=3", "partition.exchange=fp16"), store)
     assert {step.name: step.key for step in other}["partition"] == key

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,8 @@ def planned_for(job: list[str], config_dir: str | None, *, timed: bool = False) 
     except ArtifactError as error:
         # Keep only the overrides that select the dataset; ingestion needs no others.
         words = ["nightjar ingest"]
+        if config_dir is not None:
+            words.append(f"-cd {shlex.quote(config_dir)}")
         for text in job:
             if text.lstrip("+~").partition("=")[0].partition(".")[0] in DATA_KEYS:
                 # A shell would split, expand or substitute a word with one of these characters.

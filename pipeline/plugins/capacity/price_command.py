@@ -44,7 +44,8 @@ left out; its exit code is 7 where one was changed, removed or replaced after it
 DAY_SECONDS = 86_400.0
 NIGHTS, MOST_NIGHTS = 30, 365
 # Overrides that follow from the night or the run.
-NIGHT_KEYS = ("run=", "date=", "data.day=")
+DAY_KEY = "data.day="
+NIGHT_KEYS = ("run=", "date=", DAY_KEY)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,7 +110,7 @@ def _price(options: argparse.Namespace) -> int:
         given = f"{len(files)} files of prices are given" if files else "no file of prices is given"
         raise ConfigError(f"{given}, expected one", hint="nightjar price prices.yaml; examples/prices.yaml is one")
     nightly = [text for text in overrides if not text.startswith(NIGHT_KEYS)]
-    return _choose(options, files[0], nightly)
+    return _choose(options, files[0], nightly, [text for text in overrides if text.startswith(DAY_KEY)])
 
 
 def _list(options: argparse.Namespace, overrides: Sequence[str]) -> int:
@@ -176,7 +177,7 @@ def _seal(options: argparse.Namespace, overrides: Sequence[str]) -> int:
     return 0
 
 
-def _choose(options: argparse.Namespace, path: str, overrides: Sequence[str]) -> int:
+def _choose(options: argparse.Namespace, path: str, overrides: Sequence[str], day: Sequence[str]) -> int:
     from pipeline.config.kubernetes import cron_times
     from pipeline.config.prices import read_prices
     from pipeline.plugins.capacity.price import Pricing
@@ -184,7 +185,7 @@ def _choose(options: argparse.Namespace, path: str, overrides: Sequence[str]) ->
     from pipeline.plugins.capacity.price_record import PriceOutlook
 
     prices, count = read_prices(path), options.nights or NIGHTS
-    config, inputs, measured, growth, notes = _basis(overrides, options.config_dir, count)
+    config, inputs, measured, growth, notes = _basis(overrides, day, options.config_dir, count)
     start = options.start
     if start is None:
         # Take the first start of a day from the cron schedule.
@@ -244,7 +245,7 @@ def _offers(
 
     common = [text for text in overrides if not text.startswith("hardware=")]
     if config.data.day is not None:
-        common.append(f"data.day={ANY_DAY}")
+        common.append(f"{DAY_KEY}{ANY_DAY}")
     offers = []
     for price in prices.offers.values():
         try:
@@ -258,11 +259,27 @@ def _offers(
     return offers
 
 
-def _basis(
-    overrides: Sequence[str], config_dir: str | None, count: int
-) -> tuple[Config, PlanInputs, MeasuredNight, DataGrowth, list[str]]:
-    """Read what predictions of ``count`` nights start from: the model's nights, or else a dataset and a rehearsal."""
+def _settings(overrides: Sequence[str], config_dir: str | None) -> Config:
+    """Compose settings of a night without its date: a log of days needs a day, and another log refuses one."""
     from pipeline.config.compose import compose
+    from pipeline.schedule.night_config import ANY_DAY
+
+    try:
+        return compose(overrides, config_dir, night=True)
+    except ConfigError as error:
+        try:
+            return compose([*overrides, f"{DAY_KEY}{ANY_DAY}"], config_dir, night=True)
+        except ConfigError as with_day:
+            raise (with_day if DAY_KEY in error.hint else error) from None
+
+
+def _basis(
+    overrides: Sequence[str], day: Sequence[str], config_dir: str | None, count: int
+) -> tuple[Config, PlanInputs, MeasuredNight, DataGrowth, list[str]]:
+    """Read what predictions of ``count`` nights start from: the model's nights, or else a dataset and a rehearsal.
+
+    ``day``: the override that names the day of that dataset, if one is given.
+    """
     from pipeline.planning.planner import make_plan
     from pipeline.plugins.capacity.price import DataGrowth, MeasuredNight
     from pipeline.plugins.capacity.rates import measured_rates
@@ -271,14 +288,15 @@ def _basis(
     from pipeline.stages.steps import steps
     from pipeline.store.artifacts import Store
 
-    config = compose(overrides, config_dir, night=True)
+    config = _settings(overrides, config_dir)
     store = Store(config.store)
     base = find_base(store, config.model_name, date.max)
     if base is not None:
         return _basis_of_nights(overrides, config_dir, count, store, base)
-    config, inputs = planned_for(list(overrides), config_dir, timed=True)
+    here = [*overrides, *day]
+    config, inputs = planned_for(here, config_dir, timed=True)
     plan = make_plan(inputs)
-    times = rehearse(config, inputs, overrides, config_dir, plan.predicted_step_ms)
+    times = rehearse(config, inputs, here, config_dir, plan.predicted_step_ms)
     dataset = store.get(steps(config, store, last="ingest")[0].path, "ingest")
     rates, _ = measured_rates(config, inputs, store, dataset)
     measured = MeasuredNight.of(times, inputs, rates, config.checkpoint)
@@ -302,7 +320,7 @@ def _basis_of_nights(
     from pipeline.stages.stage_inputs import with_batch
 
     # The settings of a log of days compose only with a day, but any day will do.
-    day = [f"data.day={ANY_DAY}"] if base.day else []
+    day = [f"{DAY_KEY}{ANY_DAY}"] if base.day else []
     config = compose([*overrides, *day], config_dir, night=True)
     nights, limits = read_nights(store, base.dataset, config.model_name, least=1), limits_of(config)
     check_tables(nights.newest, list(limits))

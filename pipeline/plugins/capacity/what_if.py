@@ -139,6 +139,7 @@ def _outlook(job: list[str], options: argparse.Namespace, settings: dict[str, st
 
 def limits_of(config: Config) -> dict[str, Limit]:
     """Return the limit of every table, and the setting that says it."""
+    from pipeline.config.sequences import AGE, event_feature
     from pipeline.ingest.schema_of_config import data_spec
     from pipeline.plugins.capacity.growth import Limit
 
@@ -149,12 +150,14 @@ def limits_of(config: Config) -> dict[str, Limit]:
         )
     limits = {}
     for owner in data_spec(config.data).owners:
-        # Features of a sequence are named SEQUENCE.FEATURE.
-        path = f"data.sparse.{owner.name}"
+        setting = f"data.sparse.{owner.name}.rows"
         if owner.sequence:
-            path = f"data.sequences.{owner.sequence}.features.{owner.name.partition('.')[2]}"
+            path = f"data.sequences.{owner.sequence}"
+            feature = owner.name.removeprefix(event_feature(owner.sequence, ""))
+            # The rows of ages are their bins.
+            setting = f"{path}.age_bins" if feature == AGE else f"{path}.features.{feature}.rows"
         grows = owner.mapping.vocabulary
-        limits[owner.name] = Limit(rows=owner.rows, setting=f"{path}.rows", when_full=owner.when_full, grows=grows)
+        limits[owner.name] = Limit(rows=owner.rows, setting=setting, when_full=owner.when_full, grows=grows)
     return limits
 
 

@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.config.compose import compose
 from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.planning import PlanInputs
 from pipeline.plugins.capacity.growth import Limit, NightDataset, Nights, check_tables, read_nights
 from pipeline.plugins.capacity.outlook import outlook, shown_nights, slowest_memory, with_rows
 from pipeline.plugins.capacity.outlook_page import outlooks_text
 from pipeline.plugins.capacity.outlook_record import Outlook
+from pipeline.plugins.capacity.what_if import limits_of
 from pipeline.records import DatasetSchema, SparseColumn, plain
 from pipeline.records.json_schema import json_schema
 from pipeline.store import Store
@@ -203,3 +205,17 @@ def test_too_few_nights_are_named(tmp_path: Path):
     assert "model 'clicks' has 2 nights (2026-01-01, 2026-01-02) in store" in error.value.message
     assert "expected at least 3" in error.value.message and "datasets/d/2025-12-31/gone, is gone" in error.value.message
     assert "nightjar backfill" in error.value.hint and "nightjar store gc --keep-days 60" in error.value.hint
+
+
+def test_remedies_name_the_settings_of_tables_of_sequences() -> None:
+    history = "{by: user, days: 2}"
+    sequence = (
+        f"+data.sequences.seen={{features: {{item: {{table: item}}, kind: {{}}}}, target: item, history: {history}}}"
+    )
+    log = ["data=csv", "data.name=d", "data.path=x.csv", "data.timestamp=t", "data.day=2026-01-01"]
+    limits = limits_of(compose([*log, "+data.sparse.item={}", sequence], night=True))
+    assert {name: limit.setting for name, limit in limits.items()} == {
+        "item": "data.sparse.item.rows",
+        "seen__kind": "data.sequences.seen.features.kind.rows",
+        "seen__age": "data.sequences.seen.age_bins",
+    }

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipeline.cli import main
 from pipeline.config import CheckpointConfig
 from pipeline.config.compose import compose
 from pipeline.config.prices import ON_DEMAND, SPOT, HostPrice
@@ -241,6 +242,21 @@ def test_a_rehearsal_runs_here_and_tells_no_tracker(tmp_path: Path) -> None:
     assert "~data.checks.hold.psi" in overrides and not any("kubernetes" in text for text in overrides)
     config = compose([text for text in overrides if not text.startswith("~")])
     assert (config.launch.name, config.track.to, config.run, config.train.lr) == ("local", [], "rehearsal-1", 0.5)
+
+
+def test_a_log_of_days_is_priced_by_its_nights_or_by_the_day_that_is_named(tmp_path: Path, capsys) -> None:
+    """Here there are neither: what is missing is said, and not that the settings name no day."""
+    prices = tmp_path / "prices.yaml"
+    prices.write_text("currency: USD\nhardware: {laptop: {on_demand: 0.1}}\n")
+    (tmp_path / "2026-01-01.csv").write_text("label,user\n1,a\n")
+    log = ["data=csv", "data.name=clicks", f'data.path="{tmp_path}/{{day}}.csv"', "+data.sparse.user={}"]
+    command = ["price", str(prices), *log, f"store={tmp_path}/store"]
+    assert main([*command, "data.day=2026-01-01"]) == 7
+    assert "no dataset of 'clicks' with these settings" in capsys.readouterr().err
+    assert main(command) == 2
+    assert "data.day names none" in capsys.readouterr().err
+    assert main([*command, "train.lr=-1"]) == 2
+    assert "train.lr is -1" in capsys.readouterr().err
 
 
 def test_steps_and_validations_of_a_training() -> None:
