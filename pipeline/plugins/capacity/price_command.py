@@ -317,7 +317,6 @@ def _basis_of_nights(
     from pipeline.records.dataset import Profile
     from pipeline.records.record import read
     from pipeline.schedule.night_config import ANY_DAY
-    from pipeline.stages.stage_inputs import with_batch
 
     # The settings of a log of days compose only with a day, but any day will do.
     day = [f"{DAY_KEY}{ANY_DAY}"] if base.day else []
@@ -334,11 +333,19 @@ def _basis_of_nights(
             tables[name] = project(nights.history(name), limit.rows, count, fixed=not limit.grows, name=name)
         growth = DataGrowth.of(nights, tables, count)
     schema, profile = nights.newest.schema, read(Profile, store, f"{base.dataset}/profile.json")
-    config = with_figures(with_batch(config, schema.rows.get("train", 0)))
+    config = with_figures(with_batch_of(base, config, store, schema.rows.get("train", 0)))
     inputs = PlanInputs.of(config, schema, profile)
     rates, _ = measured_rates(config, inputs, store, store.get(base.dataset, "ingest"))
     measured, note = _measured_night(store, config, inputs, nights, base, rates)
     return config, inputs, measured, growth, [note, *notes]
+
+
+def with_batch_of(base: Base, config: Config, store: Store, rows: int) -> Config:
+    """Return ``config`` with the batch size of the next night: ``auto`` is that of ``base``, from which it starts."""
+    from pipeline.stages.stage_inputs import with_batch, with_former_batch
+
+    start = replace(config.checkpoint, init_from=base.checkpoint)
+    return with_batch(with_former_batch(replace(config, checkpoint=start), store), rows)
 
 
 def _measured_night(

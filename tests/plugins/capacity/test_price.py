@@ -29,11 +29,14 @@ from pipeline.plugins.capacity.price import (
     spot_seconds,
     sum_of_nights,
 )
+from pipeline.plugins.capacity.price_command import with_batch_of
 from pipeline.plugins.capacity.price_page import price_page, price_text
 from pipeline.plugins.capacity.price_record import OfferNight, PriceOutlook
 from pipeline.plugins.capacity.rehearsal import StageTimes, looks_of, rehearsal_overrides, steps_of
 from pipeline.plugins.capacity.worlds import Rates
 from pipeline.records import plain
+from pipeline.records.night import Base
+from pipeline.store import Store
 from tests.planning.plan_cases import configure, cpu, dataset
 
 RATES = Rates(rows_per_s=1e12, row_bytes=100.0, read_gb_per_s=1e6, checkpoint_gb_per_s=1e6)
@@ -257,6 +260,20 @@ def test_a_log_of_days_is_priced_by_its_nights_or_by_the_day_that_is_named(tmp_p
     assert "data.day names none" in capsys.readouterr().err
     assert main([*command, "train.lr=-1"]) == 2
     assert "train.lr is -1" in capsys.readouterr().err
+
+
+def test_the_next_night_keeps_the_batch_of_the_version_that_serves(tmp_path: Path) -> None:
+    """An automatic batch does not grow with the rows of a night, so neither do its steps shrink."""
+    store, path = Store(str(tmp_path)), "runs/clicks-2026-01-01/checkpoints/aaaaaaaaaa/step-00000009"
+    settings = {"train": {"global_batch": 64}}
+    with store.draft(path, kind="train", key="a", config=settings, inputs={}) as draft:
+        draft.commit({"step": 9, "type": "baseline", "parents": []})
+    base = Base(version="v", day="2026-01-01", run="clicks-2026-01-01", checkpoint=path, dataset="", plan="")
+    config = compose(["experiment=demo", f"store={store.url}"])
+    assert config.train.global_batch == "auto"
+    assert with_batch_of(base, config, store, 1_000_000).train.global_batch == 64
+    gone = replace(base, checkpoint=path.replace("00009", "00008"))
+    assert with_batch_of(gone, config, store, 1_000_000).train.global_batch == 4096
 
 
 def test_steps_and_validations_of_a_training() -> None:
