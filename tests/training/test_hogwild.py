@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.config import CheckpointConfig, ClipConfig
+from pipeline.config.compose import compose
 from pipeline.config.train import HogwildConfig, ValidateConfig
 from pipeline.core.errors import ConfigError, GuardError
 from pipeline.models.settings import WideDeepConfig
@@ -184,8 +185,6 @@ REFUSED = {
 
 @pytest.mark.parametrize("override", REFUSED)
 def test_what_needs_one_step_after_the_other_is_refused(override):
-    from pipeline.config.compose import compose
-
     with pytest.raises(ConfigError) as error:
         compose(["experiment=demo", "train.mode=hogwild", override])
     for part in REFUSED[override]:
@@ -196,6 +195,9 @@ def test_tables_that_do_not_lie_whole_in_memory_are_refused():
     for plan, part in (
         (on_tier(plan_for("table_wise", 1, rows=ROWS), "ssd"), "table 'a' on tier ssd"),
         (plan_for("data_parallel", 1, rows=ROWS), "table 'a', which is planned data_parallel"),
+        (plan_for("row_wise", 1, rows=ROWS), "the plan has table 'a' row_wise"),
     ):
-        with pytest.raises(ConfigError, match=part):
+        with pytest.raises(ConfigError, match=part) as error:
             executor._check_plan(plan)
+        name, _, value = error.value.hint.partition(", ")[0].partition("=")
+        compose(["experiment=demo", f"{name.replace('.a.', '.C1.')}={value}"])

@@ -32,7 +32,7 @@ from pipeline.training.optimizer import DenseClip, dense_groups
 from pipeline.training.settings import ModelSettings
 from pipeline.training.step import StepExecutor
 
-MEMORY = "ddr"
+MEMORY, WHOLE = "ddr", "table_wise"
 
 
 class Hogwild(StepExecutor):
@@ -63,11 +63,6 @@ class Hogwild(StepExecutor):
                 "model.norm is batch, which keeps statistics of one batch at a time, but train.mode=hogwild has "
                 "several under way",
                 hint="model.norm=layer, or train.mode=sync",
-            )
-        if not self.alone:
-            raise ConfigError(
-                "train.mode=hogwild needs tables that are not cut into pieces, but the plan cuts some",
-                hint="plan.strategy=auto and no plan.tables.*.sharding, or train.mode=sync",
             )
         self._named = dense_parameters(self.model)
         self._anchors = anchors(self.model)
@@ -240,5 +235,11 @@ def _check_plan(plan: Plan) -> None:
         if table.kernel == "dense":
             raise ConfigError(
                 f"train.mode=hogwild cannot train table {name!r}, which is planned data_parallel",
-                hint=f"+plan.tables.{name}.sharding=table_wise, or train.mode=sync",
+                hint=f"+plan.tables.{name}.sharding={WHOLE}, or train.mode=sync",
+            )
+        if table.sharding != WHOLE:
+            raise ConfigError(
+                f"train.mode=hogwild needs tables that are not cut into pieces, but the plan has table {name!r} "
+                f"{table.sharding}",
+                hint=f"+plan.tables.{name}.sharding={WHOLE}, or train.mode=sync",
             )
