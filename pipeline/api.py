@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pipeline.core.errors import EXIT_CODES, ArtifactError, NightjarError
+from pipeline.core.units import plural
 
 if TYPE_CHECKING:
     from datetime import date
@@ -131,7 +132,8 @@ class Version:
             )
         if done["rows_rejected"]:
             first = re.sub(r"^\S*frame\.parquet line", "row", done["rejected"][0])
-            warnings.warn(f"{done['rows_rejected']:,} rows do not parse, the first: {first}", stacklevel=2)
+            said = f"{plural(done['rows_rejected'], 'row')} cannot be parsed, the first: {first}"
+            warnings.warn(said, stacklevel=2)
         # Rows that do not parse are missing in ``blocks``; the join gives them nulls.
         places = pl.DataFrame({"line": range(1, frame.height + 1)}, schema={"line": pl.Int64})
         scores = pl.concat(blocks).with_columns(pl.col("line").cast(pl.Int64)).drop("file")

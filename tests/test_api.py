@@ -97,11 +97,11 @@ def test_a_version_scores_a_frame_and_leaves_gaps_for_rows_that_do_not_parse(don
     assert scores.columns == ["probability"] and scores.height == 3
     assert scores["probability"].is_between(0, 1).all()
     spoilt = frame.with_columns(I3=pl.Series(["1", "many", "3"]))
-    with pytest.warns(UserWarning, match=r"^1 rows do not parse, the first: row 2: "):
+    with pytest.warns(UserWarning, match=r"^1 row cannot be parsed, the first: row 2: "):
         gaps = version.score(spoilt)
     assert gaps["probability"].is_null().to_list() == [False, True, False]
     assert gaps["probability"][0] == scores["probability"][0]
-    with pytest.warns(UserWarning, match=r"^1 rows do not parse, the first: row 1: "):
+    with pytest.warns(UserWarning, match=r"^1 row cannot be parsed, the first: row 1: "):
         assert version.score(spoilt[1:2])["probability"].to_list() == [None]
     with pytest.raises(DataError, match="C26"):
         version.score(frame.drop("C26"))
