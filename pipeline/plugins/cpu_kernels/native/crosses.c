@@ -17,7 +17,9 @@
 
 #define CROSSES_VERSION 1 /* cross_kernels.py expects it */
 #define GROUP 2           /* bricks of samples that a piece of the forward pass has */
-#define SPAN 16           /* bricks of samples that a piece of the backward pass has */
+#define SPAN 8            /* bricks of samples whose gradients of weights are one sum over samples */
+#define ROUNDS 2          /* spans of a piece of the backward pass */
+#define AHEAD 4           /* bricks */
 #define LARGE (2 << 20)   /* bytes of a large page */
 #define KEPT (128 << 20)  /* bytes, at most, that a pass leaves to the next one */
 
@@ -52,7 +54,7 @@ void crosses_limit(int level) { allowed = level; }
 #include <unistd.h>
 
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma,avx2")
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma,avx2,prfchw")
 #include <immintrin.h>
 #include <omp.h>
 
@@ -92,6 +94,21 @@ INLINE int64_t place(const Pass *w, int64_t i, int64_t j, int64_t stride, int64_
 
 INLINE int64_t rows_of(const Pass *w, int64_t i) { return least(SIDE, w->t.n - i * SIDE); }
 
+/* Have the lines of a brick of samples in a cache by the time of their turn: rows lie too far apart for the processor to
+   foresee them. What lies behind the last row is never read. */
+INLINE void fetch(const uint16_t *from, int64_t stride) {
+    for (int64_t r = 0; r < SIDE; r++) _mm_prefetch(from + r * stride, _MM_HINT_T0);
+}
+INLINE void fetch_to_write(const uint16_t *to, int64_t stride) {
+    for (int64_t r = 0; r < SIDE; r++) __builtin_prefetch(to + r * stride, 1);
+}
+
+/* Fetch x of samples i, columns j; from the last columns on, of the samples behind them. */
+INLINE void fetch_x(const Pass *w, int64_t i, int64_t j) {
+    int64_t columns;
+    fetch(w->t.x + place(w, i + j / w->wide, j % w->wide, w->t.x_stride, &columns), w->t.x_stride);
+}
+
 /* A row of x times a row of a block. */
 INLINE __m512i times(__m512i row, const float *block) {
     return rounded(_mm512_mul_ps(half_of(row, 0), _mm512_load_ps(block)),
@@ -113,14 +130,16 @@ typedef struct {
 static void front_out(const Pass *w, const Front *k, int64_t i, const char *crossed, const char *mixed) {
     const Cross *t = &w->t;
     char brick[BRICK] __attribute__((aligned(64)));
+    int64_t stride = t->features * t->dim;
+    uint16_t *out = t->out + i * SIDE * stride;
     for (int64_t v = 0; v < w->deep; v++) {
-        int64_t columns, column = first_of(w->vectors, v, &columns), feature = v / w->tall;
+        int64_t columns, ahead, column = first_of(w->vectors, v, &columns), feature = v / w->tall;
+        if (v + AHEAD < w->deep) fetch_to_write(out + first_of(w->vectors, v + AHEAD, &ahead), stride);
         Sum own = {crossed + feature * w->each * BRICK, w->project + v % w->tall * w->each * BRICK, w->each};
         Sum all = {mixed, w->spread + v * w->mid * BRICK, w->mid};
         product(w, own, all, w->out_bias + v * SIDE, k->block);
         round_block(k->block, brick);
-        int64_t stride = t->features * t->dim;
-        write_bf16(brick, t->out + i * SIDE * stride + column, stride, rows_of(w, i), columns);
+        write_bf16(brick, out + column, stride, rows_of(w, i), columns);
     }
 }
 
@@ -143,6 +162,7 @@ static void front_piece(const Pass *w, const Front *k, int64_t first, int64_t la
         char *x = k->x + (i - first) * x_bytes;
         for (int64_t j = 0; j < w->wide; j++) {
             int64_t columns, at = place(w, i, j, t->x_stride, &columns);
+            fetch_x(w, i, j + AHEAD);
             read_bf16(t->x + at, t->x_stride, rows_of(w, i), columns, x + j * BRICK);
         }
         front_narrow(w, k, i, x, w->down, NULL, w->rank, k->h + (i - first) * h_bytes, t->h);
@@ -150,6 +170,7 @@ static void front_piece(const Pass *w, const Front *k, int64_t first, int64_t la
     for (int64_t j = 0; j < w->wide; j++)
         for (int64_t i = 0; i < last - first; i++) {
             Sum gate = {k->h + i * h_bytes, w->up + j * h_bytes, w->low};
+            fetch_x(w, last + i, j);
             product(w, gate, nothing, w->gate_bias + j * SIDE, k->block);
             cross_block(k->block, k->x + i * x_bytes + j * BRICK, k->crossed + i * x_bytes + j * BRICK);
         }
@@ -165,9 +186,10 @@ static void front_piece(const Pass *w, const Front *k, int64_t first, int64_t la
 typedef struct {
     char *grad, *grad_turned, *h, *h_turned, *mixed, *for_mixed, *for_mixed_turned, *for_h, *for_h_turned;
     char *for_gate;                 /* a brick of samples */
-    char *crossed, *gates, *x;      /* right bricks of one brick of columns, whose rows are the samples */
+    char *crossed, *gates, *x;      /* right bricks of a feature's columns, whose rows are the samples */
     float *blocks;                  /* three */
     int64_t first, count;           /* bricks of samples */
+    int add;                        /* whether there are gradients of spans before it */
     Gradients into;
 } Back;
 
@@ -190,6 +212,7 @@ static void back_read(const Pass *w, const Back *k, int64_t i) {
     for (int64_t v = 0; v < w->deep; v++) {
         char *grad = k->grad + (i * w->deep + v) * BRICK;
         int64_t column = first_of(w->vectors, v, &columns);
+        fetch(t->grad + (at + 1) * SIDE * stride + column, stride);
         read_bf16(t->grad + at * SIDE * stride + column, stride, rows, columns, grad);
         turn_left(grad, k->grad_turned + (v * SPAN + i) * BRICK);
         add_columns(grad, NULL, k->into.out_bias + v * SIDE);
@@ -229,6 +252,7 @@ static void back_h(const Pass *w, const Back *k, int64_t i) {
         const uint16_t *x = t->x + place(w, k->first + i, j, t->x_stride, &columns);
         __mmask32 here = lanes32(columns);
         char *into = k->for_gate + j * BRICK;
+        fetch_x(w, k->first + i + 1, j);
         back_crossed(w, k, i, j, k->blocks);
         for (int64_t r = 0; r < SIDE; r++, x += t->x_stride) {
             __m512i row = r < rows ? _mm512_maskz_loadu_epi16(here, x) : _mm512_setzero_si512();
@@ -258,6 +282,7 @@ INLINE __m512i back_row(const float *block, __m512i x, __m512 crossed[2], __m512
 /* The elementwise part of samples i of the span, columns j. */
 static void back_block(const Pass *w, const Back *k, int64_t i, int64_t j) {
     const Cross *t = &w->t;
+    int64_t brick = (j % w->each * SPAN + i) * BRICK;
     int64_t rows = rows_of(w, k->first + i), columns, stride = t->features * t->width;
     const uint16_t *x = t->x + place(w, k->first + i, j, t->x_stride, &columns);
     uint16_t *for_x = t->for_x + place(w, k->first + i, j, stride, &columns);
@@ -272,10 +297,10 @@ static void back_block(const Pass *w, const Back *k, int64_t i, int64_t j) {
             __m512i row = back_row(half(k->blocks, r + q, 0), values[q], crossed[q], gate[q], sums);
             if (r + q < rows) _mm512_mask_storeu_epi16(for_x + (r + q) * stride, here, row);
         }
-        set_pair(k->x + i * BRICK, r / 2, values[0], values[1]);
+        set_pair(k->x + brick, r / 2, values[0], values[1]);
         for (int v = 0; v < 2; v++) {
-            _mm512_store_si512(k->crossed + i * BRICK + 32 * r + v * TILE, rounded(crossed[0][v], crossed[1][v]));
-            _mm512_store_si512(k->gates + i * BRICK + 32 * r + v * TILE, rounded(gate[0][v], gate[1][v]));
+            _mm512_store_si512(k->crossed + brick + 32 * r + v * TILE, rounded(crossed[0][v], crossed[1][v]));
+            _mm512_store_si512(k->gates + brick + 32 * r + v * TILE, rounded(gate[0][v], gate[1][v]));
         }
     }
     _mm512_store_ps(bias, sums[0]);
@@ -291,33 +316,60 @@ INLINE void back_weight(const Pass *w, const Back *k, const char *turned, const 
     }
 }
 
-/* The gradients that belong to columns j. */
-static void back_columns(const Pass *w, const Back *k, int64_t j) {
-    for (int64_t i = 0; i < k->count; i++) {
-        Sum gate = {k->h + i * w->low * BRICK, w->gate + j * w->low * BRICK, w->low};
-        Sum low = {k->for_h + i * w->low * BRICK, w->back_down + j * w->low * BRICK, w->low};
-        product(w, gate, nothing, w->gate_bias + j * SIDE, k->blocks);
-        back_crossed(w, k, i, j, k->blocks + BLOCK);
-        product(w, low, nothing, NULL, k->blocks + 2 * BLOCK);
-        back_block(w, k, i, j);
-    }
-    int64_t feature = j / w->each, inside = j % w->each;
+/* Fetch what the elementwise part of samples i of the span, columns j, reads and writes. */
+INLINE void back_fetch(const Pass *w, const Back *k, int64_t i, int64_t j) {
+    int64_t stride = w->t.features * w->t.width, columns;
+    fetch_x(w, k->first + i, j);
+    if (j < w->wide) fetch_to_write(w->t.for_x + place(w, k->first + i, j, stride, &columns), stride);
+}
+
+/* The gradients that belong to a feature. */
+static void back_feature(const Pass *w, const Back *k, int64_t feature) {
+    int64_t from = feature * w->each, low = w->low * BLOCK, mid = w->mid * BLOCK;
+    for (int64_t i = 0; i < k->count; i++)
+        for (int64_t j = from; j < from + w->each; j++) {
+            Sum gate = {k->h + i * w->low * BRICK, w->gate + j * w->low * BRICK, w->low};
+            Sum back = {k->for_h + i * w->low * BRICK, w->back_down + j * w->low * BRICK, w->low};
+            back_fetch(w, k, i + 1 < k->count ? i + 1 : 0, i + 1 < k->count ? j : j + w->each);
+            product(w, gate, nothing, w->gate_bias + j * SIDE, k->blocks);
+            back_crossed(w, k, i, j, k->blocks + BLOCK);
+            product(w, back, nothing, NULL, k->blocks + 2 * BLOCK);
+            back_block(w, k, i, j);
+        }
     const char *grad = k->grad_turned + feature * w->tall * SPAN * BRICK;
-    back_weight(w, k, grad, k->crossed, w->tall, k->into.project + inside * w->tall * BLOCK, feature > 0);
-    back_weight(w, k, k->for_mixed_turned, k->crossed, w->mid, k->into.mix + j * w->mid * BLOCK, 0);
-    back_weight(w, k, k->h_turned, k->gates, w->low, k->into.up + j * w->low * BLOCK, 0);
-    back_weight(w, k, k->for_h_turned, k->x, w->low, k->into.down + j * w->low * BLOCK, 0);
+    for (int64_t e = 0; e < w->each; e++) {
+        const char *crossed = k->crossed + e * SPAN * BRICK;
+        back_weight(w, k, grad, crossed, w->tall, k->into.project + e * w->tall * BLOCK, k->add || feature);
+        back_weight(w, k, k->for_mixed_turned, crossed, w->mid, k->into.mix + (from + e) * mid, k->add);
+    }
+    for (int64_t e = 0; e < w->each; e++)
+        back_weight(w, k, k->h_turned, k->gates + e * SPAN * BRICK, w->low, k->into.up + (from + e) * low, k->add);
+    for (int64_t e = 0; e < w->each; e++)
+        back_weight(w, k, k->for_h_turned, k->x + e * SPAN * BRICK, w->low, k->into.down + (from + e) * low, k->add);
 }
 
 static void back_span(const Pass *w, const Back *k) {
-    memset(k->into.gate_bias, 0, 4 * SIDE * w->wide);
-    memset(k->into.out_bias, 0, 4 * SIDE * w->deep);
-    memset(k->into.mix_bias, 0, 4 * SIDE * w->mid);
+    if (!k->add) {
+        memset(k->into.gate_bias, 0, 4 * SIDE * w->wide);
+        memset(k->into.out_bias, 0, 4 * SIDE * w->deep);
+        memset(k->into.mix_bias, 0, 4 * SIDE * w->mid);
+    }
     for (int64_t i = 0; i < k->count; i++) back_read(w, k, i);
     for (int64_t i = 0; i < k->count; i++) back_h(w, k, i);
-    for (int64_t j = 0; j < w->wide; j++) back_columns(w, k, j);
+    for (int64_t f = 0; f < w->t.features; f++) back_feature(w, k, f);
     for (int64_t j = 0; j < w->mid; j++)
-        back_weight(w, k, k->grad_turned, k->mixed + j * SPAN * BRICK, w->deep, k->into.spread + j * w->deep * BLOCK, 0);
+        back_weight(w, k, k->grad_turned, k->mixed + j * SPAN * BRICK, w->deep, k->into.spread + j * w->deep * BLOCK,
+                    k->add);
+}
+
+/* A piece of the backward pass: the spans of bricks [first, last). */
+static void back_spans(const Pass *w, Back *k, int64_t first, int64_t last) {
+    k->add = 0, k->first = first;
+    do {
+        k->count = least(SPAN, last - k->first);
+        back_span(w, k);
+        k->add = 1, k->first += SPAN;
+    } while (k->first < last);
 }
 
 /* Add up block (i, j) of a gradient over the spans, and write it where it belongs; `turned`: the other way round. */
@@ -556,7 +608,7 @@ int crosses_forward(const Cross *task) {
         divide_front(&w, &k, memory + weights + omp_get_thread_num() * each);
         if (w.product == tiles_product) tiles_begin(&before);
         pack_weights(&w, 0);
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(static)
         for (int64_t i = 0; i < bricks; i += GROUP) front_piece(&w, &k, i, least(i + GROUP, bricks));
         if (w.product == tiles_product) tiles_end(&before);
     }
@@ -566,13 +618,14 @@ int crosses_forward(const Cross *task) {
 
 static int64_t divide_back(const Pass *w, Back *k, char *memory) {
     int64_t used = 0, grad = SPAN * w->deep * BRICK, h = SPAN * w->low * BRICK, mixed = SPAN * w->mid * BRICK;
+    int64_t each = SPAN * w->each * BRICK;
     k->grad = room(memory, &used, grad), k->grad_turned = room(memory, &used, grad);
     k->h = room(memory, &used, h), k->h_turned = room(memory, &used, h);
     k->for_h = room(memory, &used, h), k->for_h_turned = room(memory, &used, h);
     k->mixed = room(memory, &used, mixed), k->for_mixed = room(memory, &used, mixed);
     k->for_mixed_turned = room(memory, &used, mixed), k->for_gate = room(memory, &used, w->wide * BRICK);
-    k->crossed = room(memory, &used, SPAN * BRICK), k->gates = room(memory, &used, SPAN * BRICK);
-    k->x = room(memory, &used, SPAN * BRICK), k->blocks = room(memory, &used, 3 * 4 * BLOCK);
+    k->crossed = room(memory, &used, each), k->gates = room(memory, &used, each);
+    k->x = room(memory, &used, each), k->blocks = room(memory, &used, 3 * 4 * BLOCK);
     return used;
 }
 
@@ -637,7 +690,7 @@ int crosses_backward(const Cross *task) {
     Pass w = pass_of(task);
     Back none;
     int64_t bricks = bricks_of(task->n), weights = divide_weights(&w, NULL, 1), each = divide_back(&w, &none, NULL);
-    w.spans = bricks ? (bricks + SPAN - 1) / SPAN : 1, w.gradient_bytes = divide_gradients(&w, &none.into, NULL);
+    w.spans = bricks ? (bricks + SPAN * ROUNDS - 1) / (SPAN * ROUNDS) : 1, w.gradient_bytes = divide_gradients(&w, &none.into, NULL);
     int64_t bytes = weights + each * task->threads + w.gradient_bytes * w.spans;
     char *memory = borrow(bytes);
     if (!memory) return -1;
@@ -654,8 +707,7 @@ int crosses_backward(const Cross *task) {
 #pragma omp for schedule(dynamic, 1)
         for (int64_t s = 0; s < w.spans; s++) {
             divide_gradients(&w, &k.into, w.gradients + s * w.gradient_bytes);
-            k.first = s * SPAN, k.count = least(SPAN, bricks - k.first);
-            back_span(&w, &k);
+            back_spans(&w, &k, s * SPAN * ROUNDS, least((s + 1) * SPAN * ROUNDS, bricks));
         }
         if (w.product == tiles_product) tiles_end(&before);
         collect_gradients(&w);
