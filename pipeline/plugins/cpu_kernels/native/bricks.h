@@ -1,11 +1,11 @@
-/* Bricks of crosses.c: pieces of matrices of 32 by 32 bf16, laid out so that a product reads nothing but whole lines, one
-   after the other. Included by it alone, where AVX-512 is allowed.
+/* Bricks of crosses.c: pieces of matrices of 32 by 32 bf16, laid out so that a product reads nothing but whole lines,
+   one after the other. Included by it alone, where AVX-512 is allowed.
 
    A product's left matrix consists of bricks whose 32 rows follow each other. Those of its right matrix are two tiles,
-   the even columns and the odd ones; a line of a tile holds the values of two neighbouring rows, column by column, since
-   an instruction adds two products of bf16 at a time. Both instruction sets read the same bricks. The bricks that a sum
-   runs over are neighbours. A product of bricks is a block of 32 by 32 float32: four tiles of 16 by 16, one after the
-   other. With even and odd columns apart, bf16 become float32 by a shift or a mask, and float32 become rows of left
+   the even columns and the odd ones; a line of a tile holds the values of two neighbouring rows, column by column,
+   since an instruction adds two products of bf16 at a time. Both instruction sets read the same bricks. The bricks that
+   a sum runs over are neighbours. A product of bricks is a block of 32 by 32 float32: four tiles of 16 by 16, one after
+   the other. With even and odd columns apart, bf16 become float32 by a shift or a mask, and float32 become rows of left
    bricks or lines of right ones by the same instructions. */
 
 #define INLINE static inline __attribute__((always_inline))

@@ -17,8 +17,8 @@
 
 #define CROSSES_VERSION 1 /* cross_kernels.py expects it */
 #define GROUP 2           /* bricks of samples that a piece of the forward pass has */
-#define SPAN 8            /* bricks of samples whose gradients of weights are one sum over samples */
-#define ROUNDS 2          /* spans of a piece of the backward pass */
+#define SPAN 16           /* bricks of samples that a piece of the backward pass has */
+#define ROUND 8           /* bricks of samples whose crossed features are kept for the gradients of weights */
 #define AHEAD 4           /* bricks */
 #define LARGE (2 << 20)   /* bytes of a large page */
 #define KEPT (128 << 20)  /* bytes, at most, that a pass leaves to the next one */
@@ -94,8 +94,8 @@ INLINE int64_t place(const Pass *w, int64_t i, int64_t j, int64_t stride, int64_
 
 INLINE int64_t rows_of(const Pass *w, int64_t i) { return least(SIDE, w->t.n - i * SIDE); }
 
-/* Have the lines of a brick of samples in a cache by the time of their turn: rows lie too far apart for the processor to
-   foresee them. What lies behind the last row is never read. */
+/* Have the lines of a brick of samples in a cache by the time of their turn: rows lie too far apart for the processor
+   to foresee them. What lies behind the last row is never read. */
 INLINE void fetch(const uint16_t *from, int64_t stride) {
     for (int64_t r = 0; r < SIDE; r++) _mm_prefetch(from + r * stride, _MM_HINT_T0);
 }
@@ -123,23 +123,29 @@ INLINE void cross_block(float *gate, const char *x, char *into) {
 /* Memory of a piece of the forward pass. */
 typedef struct {
     char *x, *crossed, *h, *mixed;
-    float *block;
+    float *blocks; /* two: the elementwise part of a product comes after the next product */
 } Front;
+
+/* Where the out values of the brick of samples i and of brick v of columns are. */
+INLINE uint16_t *out_at(const Pass *w, int64_t i, int64_t v, int64_t *columns) {
+    return w->t.out + i * SIDE * w->t.features * w->t.dim + first_of(w->vectors, v, columns);
+}
 
 /* The out values of the brick of samples i, feature by feature. */
 static void front_out(const Pass *w, const Front *k, int64_t i, const char *crossed, const char *mixed) {
-    const Cross *t = &w->t;
     char brick[BRICK] __attribute__((aligned(64)));
-    int64_t stride = t->features * t->dim;
-    uint16_t *out = t->out + i * SIDE * stride;
-    for (int64_t v = 0; v < w->deep; v++) {
-        int64_t columns, ahead, column = first_of(w->vectors, v, &columns), feature = v / w->tall;
-        if (v + AHEAD < w->deep) fetch_to_write(out + first_of(w->vectors, v + AHEAD, &ahead), stride);
-        Sum own = {crossed + feature * w->each * BRICK, w->project + v % w->tall * w->each * BRICK, w->each};
-        Sum all = {mixed, w->spread + v * w->mid * BRICK, w->mid};
-        product(w, own, all, w->out_bias + v * SIDE, k->block);
-        round_block(k->block, brick);
-        write_bf16(brick, out + column, stride, rows_of(w, i), columns);
+    int64_t stride = w->t.features * w->t.dim, columns;
+    for (int64_t v = 0; v <= w->deep; v++) {
+        if (v < w->deep) {
+            Sum own = {crossed + v / w->tall * w->each * BRICK, w->project + v % w->tall * w->each * BRICK, w->each};
+            Sum all = {mixed, w->spread + v * w->mid * BRICK, w->mid};
+            product(w, own, all, w->out_bias + v * SIDE, k->blocks + v % 2 * BLOCK);
+        }
+        if (v + AHEAD < w->deep) fetch_to_write(out_at(w, i, v + AHEAD, &columns), stride);
+        if (!v) continue;
+        round_block(k->blocks + (v - 1) % 2 * BLOCK, brick);
+        uint16_t *out = out_at(w, i, v - 1, &columns);
+        write_bf16(brick, out, stride, rows_of(w, i), columns);
     }
 }
 
@@ -148,9 +154,25 @@ INLINE void front_narrow(const Pass *w, const Front *k, int64_t i, const char *l
                          const float *begin, Axis axis, char *into, uint16_t *kept) {
     for (int64_t j = 0; j < bricks_along(axis); j++) {
         int64_t columns, column = first_of(axis, j, &columns);
-        product(w, (Sum){left, right + j * w->wide * BRICK, w->wide}, nothing, begin ? begin + j * SIDE : NULL, k->block);
-        round_block(k->block, into + j * BRICK);
+        Sum sum = {left, right + j * w->wide * BRICK, w->wide};
+        product(w, sum, nothing, begin ? begin + j * SIDE : NULL, k->blocks);
+        round_block(k->blocks, into + j * BRICK);
         write_bf16(into + j * BRICK, kept + i * SIDE * axis.width + column, axis.width, rows_of(w, i), columns);
+    }
+}
+
+/* The crossed features of `count` bricks of samples; meanwhile, x of those from `next` on is fetched. */
+static void front_crossed(const Pass *w, const Front *k, int64_t next, int64_t count) {
+    int64_t before = 0; /* where the brick of the product before is */
+    for (int64_t step = 0; step <= w->wide * count; step++) {
+        int64_t j = step / count, i = step % count, at = (i * w->wide + j) * BRICK;
+        if (step < w->wide * count) {
+            Sum gate = {k->h + i * w->low * BRICK, w->up + j * w->low * BRICK, w->low};
+            product(w, gate, nothing, w->gate_bias + j * SIDE, k->blocks + step % 2 * BLOCK);
+            fetch_x(w, next + i, j);
+        }
+        if (step) cross_block(k->blocks + (step - 1) % 2 * BLOCK, k->x + before, k->crossed + before);
+        before = at;
     }
 }
 
@@ -167,13 +189,7 @@ static void front_piece(const Pass *w, const Front *k, int64_t first, int64_t la
         }
         front_narrow(w, k, i, x, w->down, NULL, w->rank, k->h + (i - first) * h_bytes, t->h);
     }
-    for (int64_t j = 0; j < w->wide; j++)
-        for (int64_t i = 0; i < last - first; i++) {
-            Sum gate = {k->h + i * h_bytes, w->up + j * h_bytes, w->low};
-            fetch_x(w, last + i, j);
-            product(w, gate, nothing, w->gate_bias + j * SIDE, k->block);
-            cross_block(k->block, k->x + i * x_bytes + j * BRICK, k->crossed + i * x_bytes + j * BRICK);
-        }
+    front_crossed(w, k, last, last - first);
     for (int64_t i = 0; i < last - first; i++) {
         char *crossed = k->crossed + i * x_bytes, *mixed = k->mixed + i * mixed_bytes;
         front_narrow(w, k, first + i, crossed, w->mix, w->mix_bias, w->mixtures, mixed, t->mixed);
@@ -181,15 +197,14 @@ static void front_piece(const Pass *w, const Front *k, int64_t first, int64_t la
     }
 }
 
-/* Memory of a span of the backward pass. Left bricks of samples, one row of bricks after the other; `_turned`: left bricks
-   whose columns are the span's samples. */
+/* Memory of a span of the backward pass. Left bricks of samples, one row of bricks after the other; `_turned`: left
+   bricks whose columns are the span's samples. */
 typedef struct {
     char *grad, *grad_turned, *h, *h_turned, *mixed, *for_mixed, *for_mixed_turned, *for_h, *for_h_turned;
     char *for_gate;                 /* a brick of samples */
     char *crossed, *gates, *x;      /* right bricks of a feature's columns, whose rows are the samples */
-    float *blocks;                  /* three */
+    float *blocks;                  /* twice three: see back_feature */
     int64_t first, count;           /* bricks of samples */
-    int add;                        /* whether there are gradients of spans before it */
     Gradients into;
 } Back;
 
@@ -239,25 +254,31 @@ static void back_read(const Pass *w, const Back *k, int64_t i) {
 /* The gradient of the crossed features: of samples i of the span, columns j. */
 INLINE void back_crossed(const Pass *w, const Back *k, int64_t i, int64_t j, float *block) {
     int64_t feature = j / w->each, inside = j % w->each;
-    Sum own = {k->grad + (i * w->deep + feature * w->tall) * BRICK, w->back_project + inside * w->tall * BRICK, w->tall};
+    const char *grad = k->grad + (i * w->deep + feature * w->tall) * BRICK;
+    Sum own = {grad, w->back_project + inside * w->tall * BRICK, w->tall};
     Sum all = {k->for_mixed + i * w->mid * BRICK, w->back_mix + j * w->mid * BRICK, w->mid};
     product(w, own, all, NULL, block);
 }
 
+/* The gradient of the gate, from that of the crossed features. */
+static void back_gate(const Pass *w, const Back *k, int64_t i, int64_t j, float *block) {
+    int64_t rows = rows_of(w, k->first + i), columns, stride = w->t.x_stride;
+    const uint16_t *x = w->t.x + place(w, k->first + i, j, stride, &columns);
+    __mmask32 here = lanes32(columns);
+    for (int64_t r = 0; r < SIDE; r++, x += stride) {
+        __m512i row = _mm512_maskz_loadu_epi16(r < rows ? here : 0, x);
+        set_row(k->for_gate + j * BRICK, r, times(row, half(block, r, 0)));
+    }
+}
+
 /* The gradient of h, of the brick of samples i of the span. */
 static void back_h(const Pass *w, const Back *k, int64_t i) {
-    const Cross *t = &w->t;
-    int64_t rows = rows_of(w, k->first + i), columns;
-    for (int64_t j = 0; j < w->wide; j++) {
-        const uint16_t *x = t->x + place(w, k->first + i, j, t->x_stride, &columns);
-        __mmask32 here = lanes32(columns);
-        char *into = k->for_gate + j * BRICK;
-        fetch_x(w, k->first + i + 1, j);
-        back_crossed(w, k, i, j, k->blocks);
-        for (int64_t r = 0; r < SIDE; r++, x += t->x_stride) {
-            __m512i row = r < rows ? _mm512_maskz_loadu_epi16(here, x) : _mm512_setzero_si512();
-            set_row(into, r, times(row, half(k->blocks, r, 0)));
+    for (int64_t j = 0; j <= w->wide; j++) {
+        if (j < w->wide) {
+            back_crossed(w, k, i, j, k->blocks + j % 2 * BLOCK);
+            fetch_x(w, k->first + i + 1, j);
         }
+        if (j) back_gate(w, k, i, j - 1, k->blocks + (j - 1) % 2 * BLOCK);
     }
     for (int64_t j = 0; j < w->low; j++) {
         char *for_h = k->for_h + (i * w->low + j) * BRICK;
@@ -279,23 +300,32 @@ INLINE __m512i back_row(const float *block, __m512i x, __m512 crossed[2], __m512
     return rounded(for_x[0], for_x[1]);
 }
 
-/* The elementwise part of samples i of the span, columns j. */
-static void back_block(const Pass *w, const Back *k, int64_t i, int64_t j) {
+/* Write a row of the gradient of x: past the caches where it is a whole line, since it is read much later. */
+INLINE void write_row(uint16_t *to, __mmask32 here, __m512i row) {
+    if (here == ~0u && (uintptr_t)to % 64 == 0)
+        _mm512_stream_si512((void *)to, row);
+    else
+        _mm512_mask_storeu_epi16(to, here, row);
+}
+
+/* The elementwise part of samples i of the span, columns j: rows [low, high) of three blocks. */
+static void back_rows(const Pass *w, const Back *k, int64_t i, int64_t j, const float *blocks, int64_t low,
+                      int64_t high) {
     const Cross *t = &w->t;
-    int64_t brick = (j % w->each * SPAN + i) * BRICK;
     int64_t rows = rows_of(w, k->first + i), columns, stride = t->features * t->width;
     const uint16_t *x = t->x + place(w, k->first + i, j, t->x_stride, &columns);
     uint16_t *for_x = t->for_x + place(w, k->first + i, j, stride, &columns);
+    int64_t brick = (j % w->each * ROUND + i % ROUND) * BRICK;
     __mmask32 here = lanes32(columns);
     float *bias = k->into.gate_bias + j * SIDE;
     __m512 sums[2] = {_mm512_load_ps(bias), _mm512_load_ps(bias + 16)};
-    for (int64_t r = 0; r < SIDE; r += 2) {
+    for (int64_t r = low; r < high; r += 2) {
         __m512 crossed[2][2], gate[2][2];
         __m512i values[2];
         for (int q = 0; q < 2; q++) {
-            values[q] = r + q < rows ? _mm512_maskz_loadu_epi16(here, x + (r + q) * t->x_stride) : _mm512_setzero_si512();
-            __m512i row = back_row(half(k->blocks, r + q, 0), values[q], crossed[q], gate[q], sums);
-            if (r + q < rows) _mm512_mask_storeu_epi16(for_x + (r + q) * stride, here, row);
+            values[q] = _mm512_maskz_loadu_epi16(r + q < rows ? here : 0, x + (r + q) * t->x_stride);
+            __m512i row = back_row(half((float *)blocks, r + q, 0), values[q], crossed[q], gate[q], sums);
+            if (r + q < rows) write_row(for_x + (r + q) * stride, here, row);
         }
         set_pair(k->x + brick, r / 2, values[0], values[1]);
         for (int v = 0; v < 2; v++) {
@@ -307,69 +337,88 @@ static void back_block(const Pass *w, const Back *k, int64_t i, int64_t j) {
     _mm512_store_ps(bias + 16, sums[1]);
 }
 
-/* Blocks of a gradient: a turned left matrix of `high` bricks times the bricks of the span's samples at `right`. */
-INLINE void back_weight(const Pass *w, const Back *k, const char *turned, const char *right, int64_t high, float *into,
+/* Add to blocks of a gradient, or begin them: a turned left matrix of `high` bricks times those of `count` bricks of
+   samples at `right`. */
+INLINE void back_weight(const Pass *w, const char *turned, const char *right, int64_t count, int64_t high, float *into,
                         int add) {
     for (int64_t i = 0; i < high; i++) {
-        Product p = {{{turned + i * SPAN * BRICK, right, k->count}, nothing}, NULL, into + i * BLOCK, add};
+        Product p = {{{turned + i * SPAN * BRICK, right, count}, nothing}, NULL, into + i * BLOCK, add};
         w->product(&p);
     }
 }
 
-/* Fetch what the elementwise part of samples i of the span, columns j, reads and writes. */
-INLINE void back_fetch(const Pass *w, const Back *k, int64_t i, int64_t j) {
-    int64_t stride = w->t.features * w->t.width, columns;
-    fetch_x(w, k->first + i, j);
-    if (j < w->wide) fetch_to_write(w->t.for_x + place(w, k->first + i, j, stride, &columns), stride);
+/* One of the three blocks of samples i of the span, columns j: the gate, the gradient of the crossed features, and the
+   part of the gradient of x that comes from h. */
+INLINE void back_product(const Pass *w, const Back *k, int64_t i, int64_t j, int part, float *block) {
+    Sum gate = {k->h + i * w->low * BRICK, w->gate + j * w->low * BRICK, w->low};
+    Sum back = {k->for_h + i * w->low * BRICK, w->back_down + j * w->low * BRICK, w->low};
+    if (part == 0)
+        product(w, gate, nothing, w->gate_bias + j * SIDE, block);
+    else if (part == 1)
+        back_crossed(w, k, i, j, block);
+    else
+        product(w, back, nothing, NULL, block);
 }
 
-/* The gradients that belong to a feature. */
-static void back_feature(const Pass *w, const Back *k, int64_t feature) {
-    int64_t from = feature * w->each, low = w->low * BLOCK, mid = w->mid * BLOCK;
-    for (int64_t i = 0; i < k->count; i++)
-        for (int64_t j = from; j < from + w->each; j++) {
-            Sum gate = {k->h + i * w->low * BRICK, w->gate + j * w->low * BRICK, w->low};
-            Sum back = {k->for_h + i * w->low * BRICK, w->back_down + j * w->low * BRICK, w->low};
-            back_fetch(w, k, i + 1 < k->count ? i + 1 : 0, i + 1 < k->count ? j : j + w->each);
-            product(w, gate, nothing, w->gate_bias + j * SIDE, k->blocks);
-            back_crossed(w, k, i, j, k->blocks + BLOCK);
-            product(w, back, nothing, NULL, k->blocks + 2 * BLOCK);
-            back_block(w, k, i, j);
+/* All columns of a feature, of samples [low, high) of the span. While the tiles multiply, the elementwise part of the
+   brick before is computed, a third after each product. */
+static void back_feature(const Pass *w, const Back *k, int64_t feature, int64_t low, int64_t high) {
+    static const int cuts[] = {0, 10, 22, SIDE};
+    int64_t from = feature * w->each, steps = (high - low) * w->each, i = low, j = from, i_before = 0, j_before = 0;
+    for (int64_t step = 0; step <= steps; step++) {
+        float *now = k->blocks + step % 2 * 3 * BLOCK, *before = k->blocks + (step + 1) % 2 * 3 * BLOCK;
+        if (i + 1 < k->count)
+            fetch_x(w, k->first + i + 1, j);
+        else
+            fetch_x(w, k->first, j + w->each);
+        for (int part = 0; part < 3; part++) {
+            if (step < steps) back_product(w, k, i, j, part, now + part * BLOCK);
+            if (step) back_rows(w, k, i_before, j_before, before, cuts[part], cuts[part + 1]);
         }
-    const char *grad = k->grad_turned + feature * w->tall * SPAN * BRICK;
-    for (int64_t e = 0; e < w->each; e++) {
-        const char *crossed = k->crossed + e * SPAN * BRICK;
-        back_weight(w, k, grad, crossed, w->tall, k->into.project + e * w->tall * BLOCK, k->add || feature);
-        back_weight(w, k, k->for_mixed_turned, crossed, w->mid, k->into.mix + (from + e) * mid, k->add);
+        i_before = i, j_before = j;
+        if (++j == from + w->each) j = from, i++;
     }
-    for (int64_t e = 0; e < w->each; e++)
-        back_weight(w, k, k->h_turned, k->gates + e * SPAN * BRICK, w->low, k->into.up + (from + e) * low, k->add);
-    for (int64_t e = 0; e < w->each; e++)
-        back_weight(w, k, k->for_h_turned, k->x + e * SPAN * BRICK, w->low, k->into.down + (from + e) * low, k->add);
+}
+
+/* Add the part of samples [low, high) of the span to the gradients of a feature's weights. */
+static void back_weights(const Pass *w, const Back *k, int64_t feature, int64_t low, int64_t high) {
+    int64_t count = high - low, at = low * BRICK, from = feature * w->each;
+    for (int64_t e = 0; e < w->each; e++) {
+        const char *crossed = k->crossed + e * ROUND * BRICK, *grad = k->grad_turned + feature * w->tall * SPAN * BRICK;
+        float *project = k->into.project + e * w->tall * BLOCK, *mix = k->into.mix + (from + e) * w->mid * BLOCK;
+        back_weight(w, grad + at, crossed, count, w->tall, project, low || feature);
+        back_weight(w, k->for_mixed_turned + at, crossed, count, w->mid, mix, low > 0);
+    }
+    for (int64_t e = 0; e < w->each; e++) {
+        float *up = k->into.up + (from + e) * w->low * BLOCK;
+        back_weight(w, k->h_turned + at, k->gates + e * ROUND * BRICK, count, w->low, up, low > 0);
+    }
+    for (int64_t e = 0; e < w->each; e++) {
+        float *down = k->into.down + (from + e) * w->low * BLOCK;
+        back_weight(w, k->for_h_turned + at, k->x + e * ROUND * BRICK, count, w->low, down, low > 0);
+    }
 }
 
 static void back_span(const Pass *w, const Back *k) {
-    if (!k->add) {
-        memset(k->into.gate_bias, 0, 4 * SIDE * w->wide);
-        memset(k->into.out_bias, 0, 4 * SIDE * w->deep);
-        memset(k->into.mix_bias, 0, 4 * SIDE * w->mid);
-    }
+    memset(k->into.gate_bias, 0, 4 * SIDE * w->wide);
+    memset(k->into.out_bias, 0, 4 * SIDE * w->deep);
+    memset(k->into.mix_bias, 0, 4 * SIDE * w->mid);
     for (int64_t i = 0; i < k->count; i++) back_read(w, k, i);
     for (int64_t i = 0; i < k->count; i++) back_h(w, k, i);
-    for (int64_t f = 0; f < w->t.features; f++) back_feature(w, k, f);
-    for (int64_t j = 0; j < w->mid; j++)
-        back_weight(w, k, k->grad_turned, k->mixed + j * SPAN * BRICK, w->deep, k->into.spread + j * w->deep * BLOCK,
-                    k->add);
-}
-
-/* A piece of the backward pass: the spans of bricks [first, last). */
-static void back_spans(const Pass *w, Back *k, int64_t first, int64_t last) {
-    k->add = 0, k->first = first;
-    do {
-        k->count = least(SPAN, last - k->first);
-        back_span(w, k);
-        k->add = 1, k->first += SPAN;
-    } while (k->first < last);
+    for (int64_t feature = 0; feature < w->t.features; feature++) {
+        int64_t low = 0;
+        do {
+            int64_t high = least(low + ROUND, k->count);
+            back_feature(w, k, feature, low, high);
+            back_weights(w, k, feature, low, high);
+            low = high;
+        } while (low < k->count);
+    }
+    for (int64_t j = 0; j < w->mid; j++) {
+        float *spread = k->into.spread + j * w->deep * BLOCK;
+        back_weight(w, k->grad_turned, k->mixed + j * SPAN * BRICK, k->count, w->deep, spread, 0);
+    }
+    _mm_sfence();
 }
 
 /* Add up block (i, j) of a gradient over the spans, and write it where it belongs; `turned`: the other way round. */
@@ -500,7 +549,8 @@ static void map_kept(int64_t bytes) {
 
 /* So many bytes, of which `room` gives parts; NULL where there are none. */
 static char *borrow(int64_t bytes) {
-    if (bytes > KEPT || __atomic_exchange_n(&kept.busy, 1, __ATOMIC_ACQUIRE)) return aligned_alloc(64, padded(bytes, 64));
+    if (bytes > KEPT || __atomic_exchange_n(&kept.busy, 1, __ATOMIC_ACQUIRE))
+        return aligned_alloc(64, padded(bytes, 64));
     if (kept.bytes < bytes) map_kept(bytes);
     if (!kept.memory) __atomic_store_n(&kept.busy, 0, __ATOMIC_RELEASE);
     return kept.memory;
@@ -587,7 +637,7 @@ static int64_t divide_front(const Pass *w, Front *k, char *memory) {
     int64_t used = 0;
     k->x = room(memory, &used, GROUP * w->wide * BRICK), k->crossed = room(memory, &used, GROUP * w->wide * BRICK);
     k->h = room(memory, &used, GROUP * w->low * BRICK), k->mixed = room(memory, &used, GROUP * w->mid * BRICK);
-    k->block = room(memory, &used, 4 * BLOCK);
+    k->blocks = room(memory, &used, 2 * 4 * BLOCK);
     return used;
 }
 
@@ -618,14 +668,14 @@ int crosses_forward(const Cross *task) {
 
 static int64_t divide_back(const Pass *w, Back *k, char *memory) {
     int64_t used = 0, grad = SPAN * w->deep * BRICK, h = SPAN * w->low * BRICK, mixed = SPAN * w->mid * BRICK;
-    int64_t each = SPAN * w->each * BRICK;
+    int64_t each = ROUND * w->each * BRICK;
     k->grad = room(memory, &used, grad), k->grad_turned = room(memory, &used, grad);
     k->h = room(memory, &used, h), k->h_turned = room(memory, &used, h);
     k->for_h = room(memory, &used, h), k->for_h_turned = room(memory, &used, h);
     k->mixed = room(memory, &used, mixed), k->for_mixed = room(memory, &used, mixed);
     k->for_mixed_turned = room(memory, &used, mixed), k->for_gate = room(memory, &used, w->wide * BRICK);
     k->crossed = room(memory, &used, each), k->gates = room(memory, &used, each);
-    k->x = room(memory, &used, each), k->blocks = room(memory, &used, 3 * 4 * BLOCK);
+    k->x = room(memory, &used, each), k->blocks = room(memory, &used, 2 * 3 * 4 * BLOCK);
     return used;
 }
 
@@ -690,7 +740,8 @@ int crosses_backward(const Cross *task) {
     Pass w = pass_of(task);
     Back none;
     int64_t bricks = bricks_of(task->n), weights = divide_weights(&w, NULL, 1), each = divide_back(&w, &none, NULL);
-    w.spans = bricks ? (bricks + SPAN * ROUNDS - 1) / (SPAN * ROUNDS) : 1, w.gradient_bytes = divide_gradients(&w, &none.into, NULL);
+    w.spans = bricks ? (bricks + SPAN - 1) / SPAN : 1;
+    w.gradient_bytes = divide_gradients(&w, &none.into, NULL);
     int64_t bytes = weights + each * task->threads + w.gradient_bytes * w.spans;
     char *memory = borrow(bytes);
     if (!memory) return -1;
@@ -707,7 +758,8 @@ int crosses_backward(const Cross *task) {
 #pragma omp for schedule(dynamic, 1)
         for (int64_t s = 0; s < w.spans; s++) {
             divide_gradients(&w, &k.into, w.gradients + s * w.gradient_bytes);
-            back_spans(&w, &k, s * SPAN * ROUNDS, least((s + 1) * SPAN * ROUNDS, bricks));
+            k.first = s * SPAN, k.count = least(SPAN, bricks - k.first);
+            back_span(&w, &k);
         }
         if (w.product == tiles_product) tiles_end(&before);
         collect_gradients(&w);
