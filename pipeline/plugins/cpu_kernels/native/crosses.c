@@ -16,7 +16,7 @@
 #include <string.h>
 
 #define CROSSES_VERSION 1 /* cross_kernels.py expects it */
-#define GROUP 2           /* bricks of samples that a piece of the forward pass has */
+#define GROUP 1           /* bricks of samples that a piece of the forward pass has */
 #define SPAN 16           /* bricks of samples that a piece of the backward pass has */
 #define ROUND 8           /* bricks of samples whose crossed features are kept for the gradients of weights */
 #define AHEAD 4           /* bricks */
