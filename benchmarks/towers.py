@@ -111,6 +111,7 @@ def main() -> None:
         rounds=3,
         steps=(3, "of a variant, a round"),
         times=(TIMES, "bytes of flat by those of `dmt`, ids included"),
+        module=(MODULE.name, "of `dmt`", {"choices": ["low_rank", "dcn_low_rank"]}),
         rank=(MODULE.rank, "of the module of `dmt`"),
         only=([], "variants; all unless given"),
     )
@@ -134,7 +135,7 @@ def _variants(given: argparse.Namespace) -> dict[str, dict[str, Any]]:
         "flat_row_wise": {"sharding": "row_wise"},
         "sptt": {"module": "pass_through"},
         **{f"dmt_{times}x": spec for times, spec in projections.items()},
-        "dmt": {"module": MODULE.name, "rank": given.rank, "cross_layers": MODULE.cross_layers, "dim": dim},
+        "dmt": {"module": given.module, "rank": given.rank, "cross_layers": MODULE.cross_layers, "dim": dim},
     }
 
 

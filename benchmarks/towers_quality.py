@@ -40,7 +40,7 @@ def main() -> None:
         __doc__,
         seeds=(None, "of each log; else 20", number),
         first=(None, "the first seed; else 11 of synthetic, 6 of adult, 1 of flights", number),
-        module=(MODULE.name, "of the towers", {"choices": ["low_rank", "dcn", "dlrm"]}),
+        module=(MODULE.name, "of the towers", {"choices": ["low_rank", "dcn_low_rank", "dcn", "dlrm"]}),
         rank=(MODULE.rank, "of module low_rank"),
         layers=(MODULE.cross_layers, "cross layers of low_rank and dcn"),
         towers=([2], None, {"nargs": "+"}),

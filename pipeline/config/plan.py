@@ -94,10 +94,11 @@ class PartitionConfig:
     groups: list[list[str]] = setting(factory=list, doc="Lists of features that stay together.")
     module: str = setting(
         "pass_through",
-        choices=("pass_through", "dlrm", "dcn", "low_rank"),
+        choices=("pass_through", "dlrm", "dcn", "low_rank", "dcn_low_rank"),
         doc="What a tower computes before its output crosses the network. pass_through: nothing, so the model is the "
         "flat one. The others compress: dlrm by projections, dcn after crosses of all its features by whole matrices, "
-        "low_rank after crosses of `rank` mixtures of them, at little cost.",
+        "low_rank after crosses of `rank` mixtures of them, at little cost, dcn_low_rank after a cross of all of them "
+        "by matrices of `rank`.",
     )
     c: int = setting(1, low=0, high=64, doc="Vectors that module dlrm outputs per feature.")
     p: int = setting(0, low=0, high=64, doc="Vectors that module dlrm outputs for the whole tower.")
@@ -105,10 +106,17 @@ class PartitionConfig:
         0,
         low=0,
         high=4096,
-        doc="Width of the vectors that modules output; 0: `model.embedding_dim`, of low_rank a quarter of it.",
+        doc="Width of the vectors that modules output; 0: `model.embedding_dim`, of both low_rank ones a "
+        "quarter of it.",
     )
     cross_layers: int = setting(1, low=1, high=16, doc="Cross layers of modules dcn and low_rank.")
-    rank: int = setting(64, low=1, high=4096, doc="Number of mixtures of a tower's features in module low_rank.")
+    rank: int = setting(
+        64,
+        low=1,
+        high=4096,
+        doc="Number of mixtures of a tower's features in modules low_rank and dcn_low_rank, of whose cross it is the "
+        "rank, too.",
+    )
     exchange: str = setting(
         "fp32",
         choices=("fp32", "fp16", "bf16", "int8"),

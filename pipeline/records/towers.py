@@ -23,10 +23,11 @@ class Tower(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class TowerModuleSpec(Record):
-    """What a tower does to its features before they leave it. ``name``: pass_through | dlrm | dcn | low_rank.
+    """What a tower does to its features before they leave it. ``name``: pass_through | dlrm | dcn | low_rank |
+    dcn_low_rank.
 
     ``c``, ``p``, ``dim``: the sizes of DMT (MLSys'24): vectors a feature, vectors a tower, their width (0: the
-    embeddings'); ``cross_layers``: of dcn and low_rank; ``rank``: of low_rank.
+    embeddings'); ``cross_layers``: of dcn and low_rank; ``rank``: of low_rank and dcn_low_rank.
     """
 
     STRICT: ClassVar[bool] = True
@@ -45,6 +46,7 @@ class TowerModuleSpec(Record):
             "dlrm": f" c={self.c} p={self.p}",
             "dcn": f" layers={self.cross_layers}",
             "low_rank": f" layers={self.cross_layers} rank={self.rank}",
+            "dcn_low_rank": f" rank={self.rank}",
         }
         return self.name + sizes.get(self.name, "")
 
@@ -55,8 +57,16 @@ class TowerModuleSpec(Record):
 
     @property
     def rounds_first(self) -> bool:
-        """Whether a single matrix product reads the embeddings, so that a product in bf16 may get them in bf16."""
-        return (self.name == "dlrm" and bool(self.c) != bool(self.p)) or self.name == "low_rank"
+        """Whether the embeddings are rounded before anything else, so that a module in bf16 may get them in bf16.
+
+        In dlrm and low_rank a single matrix product reads them.
+        """
+        return (self.name == "dlrm" and bool(self.c) != bool(self.p)) or self.has_rank
+
+    @property
+    def has_rank(self) -> bool:
+        """Whether the module has matrices of low rank."""
+        return self.name in ("low_rank", "dcn_low_rank")
 
     def vectors(self, features: int) -> int:
         """Return how many vectors a tower of this many features outputs."""

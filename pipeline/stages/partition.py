@@ -33,7 +33,7 @@ def has_towers(config: Config) -> bool:
 
 def low_rank(config: Config) -> bool:
     """Whether tower modules have a rank."""
-    return has_towers(config) and config.partition.module == "low_rank"
+    return has_towers(config) and config.partition.module in ("low_rank", "dcn_low_rank")
 
 
 def compares(config: Config) -> bool:

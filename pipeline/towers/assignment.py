@@ -55,7 +55,7 @@ def towers_of(
     Raises:
         ConfigError: The towers do not fit.
     """
-    low_rank = partition.module == "low_rank"
+    low_rank = partition.module in ("low_rank", "dcn_low_rank")
     # By default, a low-rank tower sends vectors of a quarter of the width.
     module_dim = partition.dim or (-(-dim // 4) if low_rank else dim)
     module = TowerModuleSpec(

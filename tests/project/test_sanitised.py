@@ -19,6 +19,7 @@ TESTS = {
     "pipeline/plugins/cpu_kernels/native/rowcodes": ["checkpoint/test_quantise.py"],
     "pipeline/plugins/cpu_kernels/native/rowsteps": ["embeddings/test_native.py"],
     "pipeline/plugins/cpu_kernels/native/fields": ["ingest/test_native_text.py"],
+    "pipeline/plugins/cpu_kernels/native/crosses": ["towers/test_crosses.py"],
     "pipeline/plugins/cpu_kernels/native/linear": ["training/test_linear.py"],
     "pipeline/plugins/cpu_kernels/native/rows": ["ingest/test_native_columns.py"],
     "pipeline/plugins/cpu_kernels/native/steps": [

@@ -30,6 +30,7 @@ CASES = {
     ),
     "projection, bf16": (2, ASSIGNED, TowerModuleSpec(name="dlrm", dim=4), {}, BF16),
     "whole matrices, bf16": (2, ASSIGNED, TowerModuleSpec(name="dcn", dim=4), {}, BF16),
+    "low-rank cross, bf16": (2, ASSIGNED, TowerModuleSpec(name="dcn_low_rank", dim=4, rank=6), {}, BF16),
     "low rank, bf16, ids with weights": (2, ASSIGNED, LOW_RANK, {}, BF16),
     "low rank, bf16, clipped": (2, ASSIGNED, LOW_RANK, {}, {**BF16, "clip": ClipConfig(table_value=0.0005)}),
     "low rank, bf16, l2": (2, ASSIGNED, LOW_RANK, {}, {**BF16, "embedding_l2": 0.5}),

@@ -4,12 +4,14 @@ import pytest
 import torch
 
 from pipeline.records import TowerModuleSpec
+from pipeline.towers import modules
 from pipeline.towers.assignment import modules_costs
 from pipeline.towers.modules import build_tower
 from pipeline.training.linear import use_cpu_kernels
 
 FEATURES, WIDTH = 5, 16
 LOW_RANK = TowerModuleSpec(name="low_rank", dim=4, rank=8, cross_layers=2)
+DCN_LOW_RANK = TowerModuleSpec(name="dcn_low_rank", dim=4, rank=8)
 
 
 def embeddings(samples=7):
@@ -47,6 +49,30 @@ def test_a_rank_of_the_whole_tower_gives_every_vector_all_embeddings():
     torch.testing.assert_close(low(embeddings()), whole(embeddings()), rtol=1e-4, atol=1e-5)
 
 
+def test_all_features_cross_at_full_width_before_they_are_narrowed():
+    module, given = build_tower(DCN_LOW_RANK, FEATURES, WIDTH, seed=3, number=0), embeddings()
+    flat = given.flatten(1)
+    gate = flat @ module.down.weight.T @ module.up.weight.T + module.up.bias
+    crossed = flat * gate + flat
+    mixed = (crossed @ module.mix.weight.T + module.mix.bias) @ module.add.weight.T + module.add.bias
+    narrowed = crossed.view_as(given) @ module.each.weight.T + module.each.bias
+    torch.testing.assert_close(module(given), narrowed + mixed.view(-1, FEATURES, 4))
+    assert (module.vectors, module.dim) == (FEATURES, 4)
+
+
+def test_in_bf16_a_compiled_cross_and_its_gradients_are_those_of_its_formula(monkeypatch):
+    outcomes = []
+    for kernels in (modules.load_kernels, lambda name: None):
+        monkeypatch.setattr(modules, "load_kernels", kernels)
+        module, given = build_tower(DCN_LOW_RANK, FEATURES, WIDTH, seed=3, number=0), embeddings(100).requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            out = module(given)
+        out.float().square().sum().backward()
+        outcomes.append([out.detach().float(), given.grad, *(value.grad for value in module.parameters())])
+    for one, other in zip(*outcomes, strict=True):
+        assert one.dtype == torch.float32 and (one - other).norm() < 0.02 * other.norm()
+
+
 def test_names_of_parameters_are_those_of_checkpoints_and_kernels_change_none():
     names = ["add", "cross.layers.0", "cross.layers.1", "each", "mix"]
     module, given = build_tower(LOW_RANK, FEATURES, WIDTH, seed=3, number=0), embeddings().requires_grad_()
@@ -71,9 +97,12 @@ def test_costs_are_those_of_the_products_forward_and_back():
     assert modules_costs(low, [features], width).flop == 6 * products
     whole = TowerModuleSpec(name="dcn", dim=dim, cross_layers=layers)
     size = features * width
+    cross = TowerModuleSpec(name="dcn_low_rank", dim=dim, rank=rank)
+    products = 3 * size * rank + size * dim + rank * features * dim
+    assert modules_costs(cross, [features], width).flop == 6 * products
     assert modules_costs(whole, [features], width).flop == 6 * (layers * size**2 + size * features * dim)
-    two = modules_costs(low, [features, features], width)
-    assert (two.flop, two.parameters) == (12 * products, 2 * modules_costs(low, [features], width).parameters)
+    two, one = (modules_costs(low, [features] * count, width) for count in (2, 1))
+    assert (two.flop, two.parameters) == (2 * one.flop, 2 * modules_costs(low, [features], width).parameters)
     assert modules_costs(TowerModuleSpec(), [features], width).flop == 0
 
 
@@ -84,6 +113,7 @@ def test_costs_are_those_of_the_products_forward_and_back():
         (TowerModuleSpec(name="dlrm", c=1, p=2), "dlrm c=1 p=2"),
         (TowerModuleSpec(name="dcn", cross_layers=3), "dcn layers=3"),
         (LOW_RANK, "low_rank layers=2 rank=8"),
+        (DCN_LOW_RANK, "dcn_low_rank rank=8"),
     ],
 )
 def test_a_label_names_the_module_with_its_sizes(spec, label):

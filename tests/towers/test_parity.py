@@ -41,11 +41,13 @@ CASES = {
 DLRM = TowerModuleSpec(name="dlrm", c=2, p=1, dim=4)
 DCN = TowerModuleSpec(name="dcn", dim=4, cross_layers=2)
 LOW_RANK = TowerModuleSpec(name="low_rank", dim=4, rank=6, cross_layers=2)
+DCN_LOW_RANK = TowerModuleSpec(name="dcn_low_rank", dim=4, rank=6)
 ALIKE = TowerModuleSpec(name="dlrm", c=1, p=0, dim=DIM)
 ON_ONE = [("ace", [0]), ("bd", [0])]
 ON_TWO = [("ace", [0]), ("bd", [1])]
 # Tower modules on one rank and on four: name -> module.
-MODULES = {"dlrm": DLRM, "dcn": DCN, "low rank": LOW_RANK, "one vector a feature": ALIKE}
+MODULES = {"dlrm": DLRM, "dcn": DCN, "low rank": LOW_RANK, "low-rank cross": DCN_LOW_RANK}
+MODULES["one vector a feature"] = ALIKE
 CASES[1] |= {f"{name}, one host": (1, ON_ONE, module, {}, PLAIN) for name, module in MODULES.items()}
 CASES[4] |= {f"{name}, two hosts": (2, ON_TWO, module, {}, AHEAD) for name, module in MODULES.items()}
 CASES[1] |= {f"{name}, clipped, one host": (1, ON_ONE, module, {}, CLIPPED) for name, module in MODULES.items()}

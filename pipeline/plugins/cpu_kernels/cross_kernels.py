@@ -14,6 +14,7 @@ AVX512_BF16 where there is none.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -78,16 +79,21 @@ class _Cross(ctypes.Structure):
 
 
 class CrossKernels:
-    """The functions of the library at ``path``. ``able``: whether this CPU has what they need."""
+    """The functions of the library at ``path``. ``able``: whether this CPU has AMX; without it PyTorch is as fast."""
 
     def __init__(self, path: Path) -> None:
         self._library = open_library(path, _VERSION)
-        self.able = self._library.crosses_level() > 0
+        self.able = self._library.crosses_level() > 1
 
     def limit(self, level: int) -> int:
         """Allow no more than AMX (2), AVX512_BF16 (1) or nothing (0), for tests; return what is used now."""
         self._library.crosses_limit(level)
         return int(self._library.crosses_level())
+
+    @staticmethod
+    def weights(parameters: Sequence[Tensor]) -> Weights:
+        """Return ``parameters``, weights and biases in the order of ``Weights``, contiguous."""
+        return Weights(*(values.detach().contiguous() for values in parameters))
 
     def forward(self, x: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``out`` [B, F, dim], ``h`` [B, R] and ``mixed`` [B, S], all bf16.
