@@ -38,7 +38,7 @@ from pipeline.records import TowerModuleSpec
 
 # One module, whose speed is measured here and whose quality ``towers_quality`` measures: as many times fewer bytes
 # between hosts than flat, ids included, than ``TIMES`` says. Chosen on other seeds than the bench runs.
-MODULE, TIMES = TowerModuleSpec(name="low_rank", cross_layers=1, rank=64), 3.4
+MODULE, TIMES = TowerModuleSpec(name="dcn_low_rank", rank=64), 3.4
 ID_BYTES = LENGTH_BYTES = 4  # int32
 FLAT = ("flat_table_wise", "flat_row_wise")
 SHAPES = ((4, 16), (8, 8), (16, 4))  # 64 ranks
@@ -111,7 +111,7 @@ def main() -> None:
         rounds=3,
         steps=(3, "of a variant, a round"),
         times=(TIMES, "bytes of flat by those of `dmt`, ids included"),
-        module=(MODULE.name, "of `dmt`", {"choices": ["low_rank", "dcn_low_rank"]}),
+        module=(MODULE.name, "of `dmt`", {"choices": ["dcn_low_rank", "low_rank"]}),
         rank=(MODULE.rank, "of the module of `dmt`"),
         only=([], "variants; all unless given"),
     )
@@ -222,7 +222,7 @@ def _report(
         seconds=seconds,
         mb_per_s=limits,
         times=given.times,
-        module=replace(MODULE, rank=given.rank).label,
+        module=replace(MODULE, name=given.module, rank=given.rank).label,
         ratios={f"{limit:g}": round(value, 3) for limit, value in ratios.items()},
         flat_comm_share={f"{limit:g}": round(value, 3) for limit, value in comm.items()},
         step_ms={name: [round(found[limit][name]["ms"], 1) for limit in (None, *limits)] for name in variants},
