@@ -7,6 +7,9 @@ from typing import ClassVar
 
 from pipeline.records.record import Record, absent
 
+# Modules whose matrices are of ``TowerModuleSpec.rank``.
+MODULES_WITH_RANK = ("low_rank", "dcn_low_rank")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Tower(Record):
@@ -66,7 +69,7 @@ class TowerModuleSpec(Record):
     @property
     def has_rank(self) -> bool:
         """Whether the module has matrices of low rank."""
-        return self.name in ("low_rank", "dcn_low_rank")
+        return self.name in MODULES_WITH_RANK
 
     def vectors(self, features: int) -> int:
         """Return how many vectors a tower of this many features outputs."""

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import cast
 
 from pipeline.config import Config
-from pipeline.core.errors import ArtifactError, ConfigError, OtherCodeError
+from pipeline.core.errors import ConfigError, OtherCodeError
 from pipeline.core.units import MIB
 from pipeline.records.runs import Step, run_directory
 from pipeline.store.artifacts import Store
@@ -42,13 +42,11 @@ def covered_teacher(config: Config, store: Store) -> dict[str, str] | None:
     former, covered = recorded_training(config, store)
     recorded: dict[str, str] | None = None if config.force else covered.get(TEACHER)
     if name is not None:
-        try:
-            return _described(versions.find_version(store, model, name))
-        except ArtifactError:
-            # The version was removed since, but the run has its scores.
-            if recorded is None or recorded["version"] != name:
-                raise
+        # If the version was removed since, the run still has its scores.
+        kept = recorded is not None and recorded["version"] == name
+        if kept and store.find(versions.version_path(model, name)) is None:
             return recorded
+        return _described(versions.find_version(store, model, name))
     continues = (
         former is not None
         and former.train.distill.teacher is None

@@ -14,7 +14,7 @@ from pipeline.records.dataset import DatasetSchema
 from pipeline.records.plan import Plan
 from pipeline.records.result import PlanPart, Result, TowersPart
 from pipeline.records.runs import Step
-from pipeline.records.towers import TowerEvidence, Towers
+from pipeline.records.towers import MODULES_WITH_RANK, TowerEvidence, Towers
 from pipeline.specs.stage import Stage, StageIO, use
 from pipeline.stages.artifact_keys import optimizer_options
 from pipeline.store.artifacts import Store
@@ -33,7 +33,7 @@ def has_towers(config: Config) -> bool:
 
 def low_rank(config: Config) -> bool:
     """Whether tower modules have a rank."""
-    return has_towers(config) and config.partition.module in ("low_rank", "dcn_low_rank")
+    return has_towers(config) and config.partition.module in MODULES_WITH_RANK
 
 
 def compares(config: Config) -> bool:

@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 from pipeline.config.plan import PartitionConfig, PlanConfig
 from pipeline.core.errors import ConfigError
-from pipeline.records.towers import Tower, TowerModuleSpec, Towers
+from pipeline.records.towers import MODULES_WITH_RANK, Tower, TowerModuleSpec, Towers
 from pipeline.specs.model import ModelCosts
 from pipeline.towers.layout import WHOLE_WORLD, check_towers
 
@@ -55,7 +55,7 @@ def towers_of(
     Raises:
         ConfigError: The towers do not fit.
     """
-    low_rank = partition.module in ("low_rank", "dcn_low_rank")
+    low_rank = partition.module in MODULES_WITH_RANK
     # By default, a low-rank tower sends vectors of a quarter of the width.
     module_dim = partition.dim or (-(-dim // 4) if low_rank else dim)
     module = TowerModuleSpec(

@@ -13,7 +13,7 @@ from pipeline import cli
 from pipeline.config import CheckpointConfig, TrainConfig
 from pipeline.config.compose import compose, to_yaml
 from pipeline.config.train import DistillConfig
-from pipeline.core.errors import ArtifactError, ConfigError
+from pipeline.core.errors import ArtifactError, ConfigError, DamagedError
 from pipeline.launch.run_records import write_steps
 from pipeline.publishing.promotion import promote
 from pipeline.publishing.versions import version_path
@@ -345,7 +345,13 @@ def test_a_run_keeps_the_teacher_that_it_named_once_that_is_removed(tmp_path):
     named = put_version(store, 1, "clicks-2026-01-01")
     run = ["run=a", "publish.model=clicks", TEACH, f"train.distill.teacher={named['version']}"]
     assert begin(store, compose(run)) == named
-    store.fs.rm(store.full(version_path("clicks", named["version"])), recursive=True)
+    path = store.full(version_path("clicks", named["version"]))
+    manifest = store.fs.cat_file(f"{path}/manifest.json")
+    store.fs.pipe_file(f"{path}/manifest.json", b"{")
+    with pytest.raises(DamagedError):  # it is there, so nothing tells that it was removed
+        covered_teacher(compose(run), store)
+    store.fs.pipe_file(f"{path}/manifest.json", manifest)
+    store.fs.rm(path, recursive=True)
     assert begin(store, compose(run)) == named
     for other in ("run=b", "force=true"):
         with pytest.raises(ArtifactError, match="has no version"):

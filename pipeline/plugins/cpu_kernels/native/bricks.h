@@ -38,8 +38,6 @@ typedef struct {
     int add;
 } Product;
 
-static inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 static inline int64_t bricks_of(int64_t values) { return (values + SIDE - 1) / SIDE; }
 static inline int64_t bricks_along(Axis a) { return a.groups * bricks_of(a.width); }
 
@@ -111,7 +109,6 @@ static void read_float(const Matrix *m, int64_t i, int64_t j, char *brick) {
 INLINE void pair_rows(const char *brick, char *into) {
     for (int64_t r = 0; r < SIDE; r += 2) set_pair(into, r / 2, row_at(brick, r), row_at(brick, r + 1));
 }
-
 
 /* Exchange rows and columns of 16 lines of 16 values of four bytes; lines are so many bytes apart. */
 INLINE void turn_lines(const char *from, int64_t from_apart, char *into, int64_t into_apart) {
