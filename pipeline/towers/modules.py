@@ -108,6 +108,15 @@ class LowRankDcnTower(nn.Module):
         self.mix = nn.Linear(size, spec.rank)
         self.add = nn.Linear(spec.rank, features * spec.dim)
 
+    def begin_without_cross(self, generator: torch.Generator) -> None:
+        """Draw initial values with which the cross changes nothing and the projection keeps lengths and angles.
+
+        Training then departs from the embeddings as they are. With random values in both, test NE is 0.1 % higher on
+        the flights log (docs/measurements/towers.md).
+        """
+        nn.init.zeros_(self.up.weight)
+        nn.init.orthogonal_(self.each.weight, generator=generator)
+
     def forward(self, embeddings: Tensor) -> Tensor:
         """Map [B, F, N] to [B, F, dim]."""
         device = embeddings.device.type
@@ -206,4 +215,6 @@ def build_tower(spec: TowerModuleSpec, features: int, width: int, seed: int, num
             nn.init.xavier_normal_(layer.weight, generator=generator)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
+    if isinstance(module, LowRankDcnTower):
+        module.begin_without_cross(generator)
     return module

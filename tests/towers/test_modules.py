@@ -49,8 +49,15 @@ def test_a_rank_of_the_whole_tower_gives_every_vector_all_embeddings():
     torch.testing.assert_close(low(embeddings()), whole(embeddings()), rtol=1e-4, atol=1e-5)
 
 
+def crossing_tower():
+    """A tower of ``DCN_LOW_RANK`` whose gate has departed from the initial zeros."""
+    module = build_tower(DCN_LOW_RANK, FEATURES, WIDTH, seed=3, number=0)
+    torch.nn.init.xavier_normal_(module.up.weight, generator=torch.Generator().manual_seed(2))
+    return module
+
+
 def test_all_features_cross_at_full_width_before_they_are_narrowed():
-    module, given = build_tower(DCN_LOW_RANK, FEATURES, WIDTH, seed=3, number=0), embeddings()
+    module, given = crossing_tower(), embeddings()
     flat = given.flatten(1)
     gate = flat @ module.down.weight.T @ module.up.weight.T + module.up.bias
     crossed = flat * gate + flat
@@ -60,6 +67,13 @@ def test_all_features_cross_at_full_width_before_they_are_narrowed():
     assert (module.vectors, module.dim) == (FEATURES, 4)
 
 
+def test_it_begins_without_a_cross_and_with_projections_that_keep_lengths_and_angles():
+    module, given = build_tower(DCN_LOW_RANK, FEATURES, WIDTH, seed=3, number=0), embeddings()
+    mixed = (given.flatten(1) @ module.mix.weight.T) @ module.add.weight.T
+    torch.testing.assert_close(module(given), given @ module.each.weight.T + mixed.view(-1, FEATURES, 4))
+    torch.testing.assert_close(module.each.weight @ module.each.weight.T, torch.eye(4))
+
+
 def test_in_bf16_a_compiled_cross_and_its_gradients_are_those_of_its_formula(monkeypatch):
     compiled = modules.load_kernels("crosses")
     if compiled is None or not compiled.able:
@@ -67,7 +81,7 @@ def test_in_bf16_a_compiled_cross_and_its_gradients_are_those_of_its_formula(mon
     outcomes = []
     for kernels in (modules.load_kernels, lambda name: None):
         monkeypatch.setattr(modules, "load_kernels", kernels)
-        module, given = build_tower(DCN_LOW_RANK, FEATURES, WIDTH, seed=3, number=0), embeddings(100).requires_grad_()
+        module, given = crossing_tower(), embeddings(100).requires_grad_()
         with torch.autocast("cpu", torch.bfloat16):
             out = module(given)
         out.float().square().sum().backward()

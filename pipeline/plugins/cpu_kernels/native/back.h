@@ -47,7 +47,7 @@ static void back_read(const Pass *w, const Back *k, int64_t i) {
         int64_t column = first_of(w->mixtures, j, &columns);
         read_bf16(t->mixed + at * SIDE * t->mixtures + column, t->mixtures, rows, columns, brick);
         pair_rows(brick, k->mixed + (j * SPAN + i) * BRICK);
-        Sum sum = {k->grad + i * w->deep * BRICK, w->back_spread + j * w->deep * BRICK, w->deep};
+        Sum sum = sum_over(w->vectors, k->grad + i * w->deep * BRICK, w->back_spread + j * w->deep * BRICK);
         product(w, sum, nothing, NULL, k->blocks);
         add_columns(NULL, k->blocks, k->into.mix_bias + j * SIDE);
         round_block(k->blocks, for_mixed);
@@ -59,8 +59,8 @@ static void back_read(const Pass *w, const Back *k, int64_t i) {
 INLINE void back_crossed(const Pass *w, const Back *k, int64_t i, int64_t j, float *block) {
     int64_t feature = j / w->each, inside = j % w->each;
     const char *grad = k->grad + (i * w->deep + feature * w->tall) * BRICK;
-    Sum own = {grad, w->back_project + inside * w->tall * BRICK, w->tall};
-    Sum all = {k->for_mixed + i * w->mid * BRICK, w->back_mix + j * w->mid * BRICK, w->mid};
+    Sum own = sum_over(w->dim, grad, w->back_project + inside * w->tall * BRICK);
+    Sum all = sum_over(w->mixtures, k->for_mixed + i * w->mid * BRICK, w->back_mix + j * w->mid * BRICK);
     product(w, own, all, NULL, block);
 }
 
@@ -86,7 +86,7 @@ static void back_h(const Pass *w, const Back *k, int64_t i) {
     }
     for (int64_t j = 0; j < w->low; j++) {
         char *for_h = k->for_h + (i * w->low + j) * BRICK;
-        product(w, (Sum){k->for_gate, w->back_up + j * w->wide * BRICK, w->wide}, nothing, NULL, k->blocks);
+        product(w, sum_over(w->values, k->for_gate, w->back_up + j * w->wide * BRICK), nothing, NULL, k->blocks);
         round_block(k->blocks, for_h);
         turn_left(for_h, k->for_h_turned + (j * SPAN + i) * BRICK);
     }
@@ -141,12 +141,13 @@ static void back_rows(const Pass *w, const Back *k, int64_t i, int64_t j, const 
     _mm512_store_ps(bias + 16, sums[1]);
 }
 
-/* Add to blocks of a gradient, or begin them: a turned left matrix of `high` bricks times those of `count` bricks of
-   samples at `right`. */
-INLINE void back_weight(const Pass *w, const char *turned, const char *right, int64_t count, int64_t high, float *into,
+/* Add to blocks of a gradient, or begin them: a turned left matrix, whose rows are an axis, times those of `count`
+   bricks of samples at `right`. */
+INLINE void back_weight(const Pass *w, const char *turned, const char *right, int64_t count, Axis rows, float *into,
                         int add) {
-    for (int64_t i = 0; i < high; i++) {
-        Product p = {{{turned + i * SPAN * BRICK, right, count}, nothing}, NULL, into + i * BLOCK, add};
+    for (int64_t i = 0; i < bricks_along(rows); i++) {
+        Product p = {{{turned + i * SPAN * BRICK, right, count, 1, TILE}, nothing}, NULL, into + i * BLOCK, add, 0};
+        first_of(rows, i, &p.rows);
         w->product(&p);
     }
 }
@@ -154,8 +155,8 @@ INLINE void back_weight(const Pass *w, const char *turned, const char *right, in
 /* One of the three blocks of samples i of the span, columns j: the gate, the gradient of the crossed features, and the
    part of the gradient of x that comes from h. */
 INLINE void back_product(const Pass *w, const Back *k, int64_t i, int64_t j, int part, float *block) {
-    Sum gate = {k->h + i * w->low * BRICK, w->gate + j * w->low * BRICK, w->low};
-    Sum back = {k->for_h + i * w->low * BRICK, w->back_down + j * w->low * BRICK, w->low};
+    Sum gate = sum_over(w->rank, k->h + i * w->low * BRICK, w->gate + j * w->low * BRICK);
+    Sum back = sum_over(w->rank, k->for_h + i * w->low * BRICK, w->back_down + j * w->low * BRICK);
     if (part == 0)
         product(w, gate, nothing, w->gate_bias + j * SIDE, block);
     else if (part == 1)
@@ -190,16 +191,16 @@ static void back_weights(const Pass *w, const Back *k, int64_t feature, int64_t 
     for (int64_t e = 0; e < w->each; e++) {
         const char *crossed = k->crossed + e * ROUND * BRICK, *grad = k->grad_turned + feature * w->tall * SPAN * BRICK;
         float *project = k->into.project + e * w->tall * BLOCK, *mix = k->into.mix + (from + e) * w->mid * BLOCK;
-        back_weight(w, grad + at, crossed, count, w->tall, project, low || feature);
-        back_weight(w, k->for_mixed_turned + at, crossed, count, w->mid, mix, low > 0);
+        back_weight(w, grad + at, crossed, count, w->dim, project, low || feature);
+        back_weight(w, k->for_mixed_turned + at, crossed, count, w->mixtures, mix, low > 0);
     }
     for (int64_t e = 0; e < w->each; e++) {
         float *up = k->into.up + (from + e) * w->low * BLOCK;
-        back_weight(w, k->h_turned + at, k->gates + e * ROUND * BRICK, count, w->low, up, low > 0);
+        back_weight(w, k->h_turned + at, k->gates + e * ROUND * BRICK, count, w->rank, up, low > 0);
     }
     for (int64_t e = 0; e < w->each; e++) {
         float *down = k->into.down + (from + e) * w->low * BLOCK;
-        back_weight(w, k->for_h_turned + at, k->x + e * ROUND * BRICK, count, w->low, down, low > 0);
+        back_weight(w, k->for_h_turned + at, k->x + e * ROUND * BRICK, count, w->rank, down, low > 0);
     }
 }
 
@@ -220,7 +221,7 @@ static void back_span(const Pass *w, const Back *k) {
     }
     for (int64_t j = 0; j < w->mid; j++) {
         float *spread = k->into.spread + j * w->deep * BLOCK;
-        back_weight(w, k->grad_turned, k->mixed + j * SPAN * BRICK, k->count, w->deep, spread, 0);
+        back_weight(w, k->grad_turned, k->mixed + j * SPAN * BRICK, k->count, w->vectors, spread, 0);
     }
     _mm_sfence();
 }

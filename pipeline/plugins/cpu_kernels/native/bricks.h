@@ -24,10 +24,11 @@ typedef struct {
     Axis rows, columns;
 } Matrix;
 
-/* A sum of products of bricks: left[0] * right[0] + left[1] * right[1] + ... */
+/* A sum of products of bricks: left[0] * right[0] + left[1] * right[1] + ... Of the last one of each group of `each`,
+   only the first `last` bytes of the right one's tiles have values, if an instruction set can tell. */
 typedef struct {
     const char *left, *right;
-    int64_t bricks;
+    int64_t bricks, each, last;
 } Sum;
 
 /* A block of a product: `begin` plus the sums of both terms. */
@@ -36,6 +37,7 @@ typedef struct {
     const float *begin; /* [32]: each row begins with it; NULL: with 0, or with what the block has (`add`) */
     float *into;
     int add;
+    int64_t rows; /* that are needed; the others may have anything */
 } Product;
 
 static inline int64_t bricks_of(int64_t values) { return (values + SIDE - 1) / SIDE; }
@@ -49,6 +51,12 @@ static inline int64_t first_of(Axis a, int64_t brick, int64_t *count) {
     int64_t each = bricks_of(a.width), inside = brick % each * SIDE;
     *count = least(SIDE, a.width - inside);
     return brick / each * a.width + inside;
+}
+
+/* A sum over an axis, whose bricks are neighbours in both matrices. */
+INLINE Sum sum_over(Axis a, const char *left, const char *right) {
+    int64_t each = bricks_of(a.width), inside = a.width - (each - 1) * SIDE;
+    return (Sum){left, right, a.groups * each, each, (inside + 1) / 2 * 64};
 }
 
 /* Where a value that belongs to a column is, among those of whole bricks: first those of even columns. */
@@ -175,8 +183,10 @@ INLINE void dots_rows(const Product *p, int64_t row) {
                                   : _mm512_setzero_ps();
     for (int term = 0; term < 2; term++) {
         const char *left = p->terms[term].left + 64 * row, *right = p->terms[term].right;
-        for (int64_t brick = 0; brick < p->terms[term].bricks; brick++, left += BRICK, right += BRICK)
-            for (int64_t at = 0; at < TILE; at += 64) {
+        int64_t each = p->terms[term].each;
+        for (int64_t brick = 1; brick <= p->terms[term].bricks; brick++, left += BRICK, right += BRICK) {
+            int64_t end = brick % each ? TILE : p->terms[term].last;
+            for (int64_t at = 0; at < end; at += 64) {
                 __m512bh one = (__m512bh)_mm512_load_si512(right + at);
                 __m512bh two = (__m512bh)_mm512_load_si512(right + TILE + at);
 #pragma GCC unroll 8
@@ -188,11 +198,12 @@ INLINE void dots_rows(const Product *p, int64_t row) {
                     sums[r][1] = _mm512_dpbf16_ps(sums[r][1], pair, two);
                 }
             }
+        }
     }
     for (int r = 0; r < ROWS; r++)
         for (int v = 0; v < 2; v++) _mm512_store_ps(half(p->into, row + r, v), sums[r][v]);
 }
 
 static void dots_product(const Product *p) {
-    for (int64_t row = 0; row < SIDE; row += ROWS) dots_rows(p, row);
+    for (int64_t row = 0; row < p->rows; row += ROWS) dots_rows(p, row);
 }

@@ -65,6 +65,7 @@ typedef struct {
     Cross t;
     void (*product)(const Product *);
     Axis samples, values, vectors, rank, mixtures; /* of x (by feature), out (by feature), h and mixed */
+    Axis width, dim;                               /* of a feature's values, and of its vector */
     int64_t wide, each, deep, tall, low, mid;      /* bricks: along values, width, vectors, dim, rank and mixtures */
     char *down, *up, *project, *mix, *spread;      /* forward */
     char *gate, *back_up, *back_down, *back_project, *back_mix, *back_spread;
@@ -81,7 +82,7 @@ typedef struct {
 } Gradients;
 
 INLINE void product(const Pass *w, Sum first, Sum second, const float *begin, float *into) {
-    Product p = {{first, second}, begin, into, 0};
+    Product p = {{first, second}, begin, into, 0, SIDE};
     w->product(&p);
 }
 
@@ -137,8 +138,9 @@ static void front_out(const Pass *w, const Front *k, int64_t i, const char *cros
     int64_t stride = w->t.features * w->t.dim, columns;
     for (int64_t v = 0; v <= w->deep; v++) {
         if (v < w->deep) {
-            Sum own = {crossed + v / w->tall * w->each * BRICK, w->project + v % w->tall * w->each * BRICK, w->each};
-            Sum all = {mixed, w->spread + v * w->mid * BRICK, w->mid};
+            const char *project = w->project + v % w->tall * w->each * BRICK;
+            Sum own = sum_over(w->width, crossed + v / w->tall * w->each * BRICK, project);
+            Sum all = sum_over(w->mixtures, mixed, w->spread + v * w->mid * BRICK);
             product(w, own, all, w->out_bias + v * SIDE, k->blocks + v % 2 * BLOCK);
         }
         if (v + AHEAD < w->deep) fetch_to_write(out_at(w, i, v + AHEAD, &columns), stride);
@@ -154,7 +156,7 @@ INLINE void front_narrow(const Pass *w, const Front *k, int64_t i, const char *l
                          const float *begin, Axis axis, char *into, uint16_t *kept) {
     for (int64_t j = 0; j < bricks_along(axis); j++) {
         int64_t columns, column = first_of(axis, j, &columns);
-        Sum sum = {left, right + j * w->wide * BRICK, w->wide};
+        Sum sum = sum_over(w->values, left, right + j * w->wide * BRICK);
         product(w, sum, nothing, begin ? begin + j * SIDE : NULL, k->blocks);
         round_block(k->blocks, into + j * BRICK);
         write_bf16(into + j * BRICK, kept + i * SIDE * axis.width + column, axis.width, rows_of(w, i), columns);
@@ -167,7 +169,7 @@ static void front_crossed(const Pass *w, const Front *k, int64_t next, int64_t c
     for (int64_t step = 0; step <= w->wide * count; step++) {
         int64_t j = step / count, i = step % count, at = (i * w->wide + j) * BRICK;
         if (step < w->wide * count) {
-            Sum gate = {k->h + i * w->low * BRICK, w->up + j * w->low * BRICK, w->low};
+            Sum gate = sum_over(w->rank, k->h + i * w->low * BRICK, w->up + j * w->low * BRICK);
             product(w, gate, nothing, w->gate_bias + j * SIDE, k->blocks + step % 2 * BLOCK);
             fetch_x(w, next + i, j);
         }
@@ -289,6 +291,7 @@ static Pass pass_of(const Cross *t) {
     Pass w = {.t = *t, .product = crosses_level() == 2 ? tiles_product : dots_product};
     w.samples = (Axis){1, t->n}, w.values = (Axis){t->features, t->width}, w.vectors = (Axis){t->features, t->dim};
     w.rank = (Axis){1, t->rank}, w.mixtures = (Axis){1, t->mixtures};
+    w.width = (Axis){1, t->width}, w.dim = (Axis){1, t->dim};
     w.wide = bricks_along(w.values), w.each = bricks_of(t->width), w.deep = bricks_along(w.vectors);
     w.tall = bricks_of(t->dim), w.low = bricks_of(t->rank), w.mid = bricks_of(t->mixtures);
     return w;
@@ -296,7 +299,7 @@ static Pass pass_of(const Cross *t) {
 
 static Matrix down_of(const Pass *w, const float *at) { return (Matrix){at, w->rank, w->values}; }
 static Matrix up_of(const Pass *w, const float *at) { return (Matrix){at, w->values, w->rank}; }
-static Matrix project_of(const Pass *w, const float *at) { return (Matrix){at, {1, w->t.dim}, {1, w->t.width}}; }
+static Matrix project_of(const Pass *w, const float *at) { return (Matrix){at, w->dim, w->width}; }
 static Matrix mix_of(const Pass *w, const float *at) { return (Matrix){at, w->mixtures, w->values}; }
 static Matrix spread_of(const Pass *w, const float *at) { return (Matrix){at, w->vectors, w->mixtures}; }
 
