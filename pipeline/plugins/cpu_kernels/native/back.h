@@ -5,9 +5,10 @@
    bricks whose columns are the span's samples. */
 typedef struct {
     char *grad, *grad_turned, *h, *h_turned, *mixed, *for_mixed, *for_mixed_turned, *for_h, *for_h_turned;
+    char *for_crossed;              /* computed once, for h and for the features */
     char *for_gate;                 /* a brick of samples */
     char *crossed, *gates, *x;      /* right bricks of a feature's columns, whose rows are the samples */
-    float *blocks;                  /* twice three: see back_feature */
+    float *blocks;                  /* twice two: see back_feature */
     int64_t first, count;           /* bricks of samples */
     Gradients into;
 } Back;
@@ -64,14 +65,16 @@ INLINE void back_crossed(const Pass *w, const Back *k, int64_t i, int64_t j, flo
     product(w, own, all, NULL, block);
 }
 
-/* The gradient of the gate, from that of the crossed features. */
+/* The gradient of the gate, from that of the crossed features, which is kept, rounded. */
 static void back_gate(const Pass *w, const Back *k, int64_t i, int64_t j, float *block) {
     int64_t rows = rows_of(w, k->first + i), columns, stride = w->t.x_stride;
     const uint16_t *x = w->t.x + place(w, k->first + i, j, stride, &columns);
+    char *for_crossed = k->for_crossed + (i * w->wide + j) * BRICK;
     __mmask32 here = lanes32(columns);
     for (int64_t r = 0; r < SIDE; r++, x += stride) {
         __m512i row = _mm512_maskz_loadu_epi16(r < rows ? here : 0, x);
         set_row(k->for_gate + j * BRICK, r, times(row, half(block, r, 0)));
+        set_row(for_crossed, r, rounded(_mm512_load_ps(half(block, r, 0)), _mm512_load_ps(half(block, r, 1))));
     }
 }
 
@@ -92,13 +95,15 @@ static void back_h(const Pass *w, const Back *k, int64_t i) {
     }
 }
 
-/* From a row of x and of the three blocks: its crossed features, the gradient of its gate and, rounded, that of x. */
-INLINE __m512i back_row(const float *block, __m512i x, __m512 crossed[2], __m512 gate[2], __m512 sums[2]) {
+/* From a row of x, of the gradient of the crossed features and of both blocks: its crossed features, the gradient of its
+   gate and, rounded, that of x. */
+INLINE __m512i back_row(const float *block, __m512i x, __m512i for_crossed, __m512 crossed[2], __m512 gate[2],
+                        __m512 sums[2]) {
     __m512 for_x[2];
     for (int v = 0; v < 2; v++) {
-        __m512 g = _mm512_load_ps(block + 256 * v), c = _mm512_load_ps(block + BLOCK + 256 * v), values = half_of(x, v);
+        __m512 g = _mm512_load_ps(block + 256 * v), c = half_of(for_crossed, v), values = half_of(x, v);
         crossed[v] = _mm512_mul_ps(values, g), gate[v] = _mm512_mul_ps(values, c);
-        for_x[v] = _mm512_fmadd_ps(c, g, _mm512_load_ps(block + 2 * BLOCK + 256 * v));
+        for_x[v] = _mm512_fmadd_ps(c, g, _mm512_load_ps(block + BLOCK + 256 * v));
         sums[v] = _mm512_add_ps(sums[v], gate[v]);
     }
     return rounded(for_x[0], for_x[1]);
@@ -112,13 +117,14 @@ INLINE void write_row(uint16_t *to, __mmask32 here, __m512i row) {
         _mm512_mask_storeu_epi16(to, here, row);
 }
 
-/* The elementwise part of samples i of the span, columns j: rows [low, high) of three blocks. */
+/* The elementwise part of samples i of the span, columns j: rows [low, high) of both blocks. */
 static void back_rows(const Pass *w, const Back *k, int64_t i, int64_t j, const float *blocks, int64_t low,
                       int64_t high) {
     const Cross *t = &w->t;
     int64_t rows = rows_of(w, k->first + i), columns, stride = t->features * t->width;
     const uint16_t *x = t->x + place(w, k->first + i, j, t->x_stride, &columns);
     uint16_t *for_x = t->for_x + place(w, k->first + i, j, stride, &columns);
+    const char *for_crossed = k->for_crossed + (i * w->wide + j) * BRICK;
     int64_t brick = (j % w->each * ROUND + i % ROUND) * BRICK;
     __mmask32 here = lanes32(columns);
     float *bias = k->into.gate_bias + j * SIDE;
@@ -128,7 +134,8 @@ static void back_rows(const Pass *w, const Back *k, int64_t i, int64_t j, const 
         __m512i values[2];
         for (int q = 0; q < 2; q++) {
             values[q] = _mm512_maskz_loadu_epi16(r + q < rows ? here : 0, x + (r + q) * t->x_stride);
-            __m512i row = back_row(half((float *)blocks, r + q, 0), values[q], crossed[q], gate[q], sums);
+            const float *block = half((float *)blocks, r + q, 0);
+            __m512i row = back_row(block, values[q], row_at(for_crossed, r + q), crossed[q], gate[q], sums);
             if (r + q < rows) write_row(for_x + (r + q) * stride, here, row);
         }
         set_pair(k->x + brick, r / 2, values[0], values[1]);
@@ -152,33 +159,29 @@ INLINE void back_weight(const Pass *w, const char *turned, const char *right, in
     }
 }
 
-/* One of the three blocks of samples i of the span, columns j: the gate, the gradient of the crossed features, and the
-   part of the gradient of x that comes from h. */
+/* One of both blocks of samples i of the span, columns j: the gate, and the part of the gradient of x that comes from
+   h. */
 INLINE void back_product(const Pass *w, const Back *k, int64_t i, int64_t j, int part, float *block) {
-    Sum gate = sum_over(w->rank, k->h + i * w->low * BRICK, w->gate + j * w->low * BRICK);
-    Sum back = sum_over(w->rank, k->for_h + i * w->low * BRICK, w->back_down + j * w->low * BRICK);
+    int64_t left = i * w->low * BRICK, right = j * w->low * BRICK;
     if (part == 0)
-        product(w, gate, nothing, w->gate_bias + j * SIDE, block);
-    else if (part == 1)
-        back_crossed(w, k, i, j, block);
+        product(w, sum_over(w->rank, k->h + left, w->gate + right), nothing, w->gate_bias + j * SIDE, block);
     else
-        product(w, back, nothing, NULL, block);
+        product(w, sum_over(w->rank, k->for_h + left, w->back_down + right), nothing, NULL, block);
 }
 
 /* All columns of a feature, of samples [low, high) of the span. While the tiles multiply, the elementwise part of the
-   brick before is computed, a third after each product. */
+   brick before is computed, half of it after each product. */
 static void back_feature(const Pass *w, const Back *k, int64_t feature, int64_t low, int64_t high) {
-    static const int cuts[] = {0, 10, 22, SIDE};
     int64_t from = feature * w->each, steps = (high - low) * w->each, i = low, j = from, i_before = 0, j_before = 0;
     for (int64_t step = 0; step <= steps; step++) {
-        float *now = k->blocks + step % 2 * 3 * BLOCK, *before = k->blocks + (step + 1) % 2 * 3 * BLOCK;
+        float *now = k->blocks + step % 2 * 2 * BLOCK, *before = k->blocks + (step + 1) % 2 * 2 * BLOCK;
         if (i + 1 < k->count)
             fetch_x(w, k->first + i + 1, j);
         else
             fetch_x(w, k->first, j + w->each);
-        for (int part = 0; part < 3; part++) {
+        for (int part = 0; part < 2; part++) {
             if (step < steps) back_product(w, k, i, j, part, now + part * BLOCK);
-            if (step) back_rows(w, k, i_before, j_before, before, cuts[part], cuts[part + 1]);
+            if (step) back_rows(w, k, i_before, j_before, before, part * SIDE / 2, (part + 1) * SIDE / 2);
         }
         i_before = i, j_before = j;
         if (++j == from + w->each) j = from, i++;

@@ -392,8 +392,9 @@ static int64_t divide_back(const Pass *w, Back *k, char *memory) {
     k->for_h = room(memory, &used, h), k->for_h_turned = room(memory, &used, h);
     k->mixed = room(memory, &used, mixed), k->for_mixed = room(memory, &used, mixed);
     k->for_mixed_turned = room(memory, &used, mixed), k->for_gate = room(memory, &used, w->wide * BRICK);
+    k->for_crossed = room(memory, &used, SPAN * w->wide * BRICK);
     k->crossed = room(memory, &used, each), k->gates = room(memory, &used, each);
-    k->x = room(memory, &used, each), k->blocks = room(memory, &used, 2 * 3 * 4 * BLOCK);
+    k->x = room(memory, &used, each), k->blocks = room(memory, &used, 2 * 2 * 4 * BLOCK);
     return used;
 }
 
