@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, is_dataclass, replace
+from dataclasses import dataclass, field, is_dataclass, replace
 from typing import Any
 
 from pipeline.config import Config
@@ -19,7 +19,10 @@ from pipeline.records.dataset import DatasetSchema, Profile
 
 @dataclass(frozen=True, kw_only=True)
 class PlanInputs:
-    """The groups of the configuration that a plan depends on, and the dataset."""
+    """The groups of the configuration that a plan depends on, and the dataset.
+
+    ``beyond``: bytes by purpose that a rank reserves besides, for the modules and exchanges of towers.
+    """
 
     data: DataConfig
     ingest: IngestConfig
@@ -29,6 +32,7 @@ class PlanInputs:
     plan: PlanConfig
     schema: DatasetSchema
     profile: Profile
+    beyond: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
     def of(config: Config, schema: DatasetSchema, profile: Profile) -> PlanInputs:

@@ -42,6 +42,7 @@ from pipeline.planning.cost import (
 from pipeline.planning.hardware import Capacity, capacity, check_hardware, fast_memory, memories, tiers
 from pipeline.planning.inputs import PlanInputs, table_side
 from pipeline.records.dataset import DatasetSchema, Profile
+from pipeline.specs.model import ModelCosts
 from pipeline.specs.optimizers import ORDINARY_STATE
 
 # Bytes of thread stacks, allocator arenas, compiled kernels and decoder buffers of a training run, measured on a CPU.
@@ -70,22 +71,18 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
     hardware, model, schema, world = inputs.hardware, inputs.model, inputs.schema, inputs.world_size
     linked = world > 1 or hardware.only_tables
     batch, costs = local_batch(inputs.batch, world), dense_costs(model, schema, inputs.events)
-    part = local_batch(batch, inputs.train.accumulate)
-    activations = float(part * vector_costs(model, schema).activations)
-    if part < batch:
-        # The inputs of the ranking model, and their gradient, stay for the whole batch.
-        activations += batch * len(schema.vectors) * model.embedding_dim
+    values = len(schema.vectors) * model.embedding_dim
+    activations = ranking_activations(vector_costs(model, schema), values, batch, inputs.train.accumulate)
     activations += kept_activations(model, schema, inputs.events, batch)
     pooled = batch * FLOAT * sum(len(table.features) * model.dim_of(table.name) for table in schema.tables)
     pooled += int(event_bytes(inputs, batch))
-    per_parameter = PER_PARAMETER + max(ORDINARY_STATE, inputs.train.dense_state_values)
     copies, runtime = 2, RUNTIME
     if linked:
         copies, runtime = 4, RUNTIME + RUNTIME_LINKED
     if schema.sequences and hardware.device == "cpu" and not hardware.only_tables:
         runtime += RUNTIME_EVENTS
     reserved = {
-        "dense": int(per_parameter * FLOAT * costs.parameters),
+        "dense": parameter_bytes(inputs, costs.parameters),
         "activations": int(PER_ACTIVATION * FLOAT * activations),
         "inputs": int(BATCHES_IN_WORK * batch * row_bytes(schema, inputs.profile)),
         "communication": pooled * copies,
@@ -95,6 +92,8 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
     if hardware.only_tables:
         # The dense part exists on these ranks, but it has no samples and learns nothing.
         reserved |= {"dense": FLOAT * int(costs.parameters), "activations": 0, "inputs": 0}
+    for purpose, size in inputs.beyond.items():
+        reserved[purpose] += size
     if hardware.device == "cpu":
         host = host_bytes(inputs)
         if not hardware.only_tables:
@@ -103,6 +102,27 @@ def dense_bytes(inputs: PlanInputs) -> dict[str, int]:
         rest = hardware.ddr_gib * GIB - sum(reserved.values())
         reserved["staging"] = int(min(host["staging"], max(rest, 0) / 2))
     return reserved
+
+
+def parameter_bytes(inputs: PlanInputs, parameters: int) -> int:
+    """Count the bytes of dense ``parameters`` that a rank trains: values, gradients, copies and optimizer state."""
+    per_parameter = PER_PARAMETER + max(ORDINARY_STATE, inputs.train.dense_state_values)
+    return int(per_parameter * FLOAT * parameters)
+
+
+def ranking_activations(costs: ModelCosts, values: int, batch: int, parts: int) -> float:
+    """Count the activations of a ranking model in a ``batch`` of samples, processed in ``parts``.
+
+    Args:
+        costs: Those of the ranking model.
+        values: Its inputs from embeddings, of a sample.
+    """
+    part = local_batch(batch, parts)
+    activations = float(part * costs.activations)
+    if part < batch:
+        # The inputs of the ranking model, and their gradient, stay for the whole batch.
+        activations += batch * values
+    return activations
 
 
 def event_bytes(inputs: PlanInputs, samples: int) -> float:

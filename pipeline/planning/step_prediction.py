@@ -15,7 +15,14 @@ from pipeline.planning import cost
 from pipeline.planning.candidates import ShardBlock, compute_workload
 from pipeline.planning.choices import DATA_PARALLEL, PlannedTable, tables_of
 from pipeline.planning.inputs import PlanInputs, worker_side
-from pipeline.planning.problem import dense_bytes, staged_row
+from pipeline.planning.problem import (
+    PER_ACTIVATION,
+    RUNTIME_LINKED,
+    dense_bytes,
+    parameter_bytes,
+    ranking_activations,
+    staged_row,
+)
 from pipeline.records.plan import BESIDE_TRAINING, PHASES, Plan, TablePlan
 from pipeline.specs.model import ModelCosts, ModelInputs, task_inputs
 
@@ -101,7 +108,8 @@ class Crossing:
 
     ``ids`` is the number of values sent to other tower hosts, including a length for each feature. ``own`` is the
     number of vectors of width ``dim`` that this rank's tower hosts output, out of all ``vectors`` (names). ``groups``
-    is the number of groups of tower hosts. ``modules`` has the costs of their towers' modules.
+    is the number of groups of tower hosts. ``modules`` has the costs of their towers' modules, ``held`` the parameters
+    of the other towers', which a rank does not train.
     """
 
     ids: float
@@ -110,6 +118,50 @@ class Crossing:
     dim: int
     groups: int
     modules: ModelCosts
+    held: int = 0
+
+    def ranking_costs(self, group: PlanInputs) -> ModelCosts:
+        """Return the costs of the ranking model, which takes all towers' vectors."""
+        schema = group.schema
+        tasks = task_inputs(schema.tasks)
+        inputs = ModelInputs(dense=schema.dense, vectors=self.vectors, dim=self.dim, tasks=tasks)
+        return model_costs(group.model, inputs)
+
+
+def beyond_tower_bytes(group: PlanInputs, flat: PlanInputs, crossing: Crossing) -> dict[str, int]:
+    """Count what towers add to ``dense_bytes`` of one group of tower hosts, for a rank.
+
+    Args:
+        group: As in ``beyond_tower_ms``.
+        flat: The inputs of the flat model's plan: all hosts, tables and samples.
+        crossing: As in ``beyond_tower_ms``.
+
+    Returns:
+        Bytes by purpose, 0 where the group alone, with the samples of all peers, would take more: what infeasible
+        plans suggest is tried with the same figures.
+    """
+    model, schema, parts = group.model, group.schema, group.train.accumulate
+    ranking, alone = crossing.ranking_costs(group), cost.vector_costs(model, schema)
+    own = cost.local_batch(flat.batch, flat.world_size)
+    # A group's ranks run the modules on the samples of all peers.
+    shared = cost.local_batch(group.batch, group.world_size)
+    vectors = len(crossing.vectors) * crossing.dim
+    trained = max(ranking.parameters - alone.parameters, 0) + crossing.modules.parameters
+    counted = ranking_activations(alone, len(schema.vectors) * model.embedding_dim, shared, parts)
+    activations = max(ranking_activations(ranking, vectors, own, parts) - counted, 0.0)
+    activations += shared * crossing.modules.activations
+    extra = {
+        "dense": parameter_bytes(group, trained) + cost.FLOAT * crossing.held,
+        "activations": int(PER_ACTIVATION * cost.FLOAT * activations),
+        # A rank reads its own samples with all their features.
+        "inputs": max(dense_bytes(flat)["inputs"] - dense_bytes(group)["inputs"], 0),
+    }
+    if crossing.groups > 1:
+        # Vectors leave for the peers and come from them, and their gradients the other way.
+        extra["communication"] = 2 * cost.FLOAT * (shared * crossing.own * crossing.dim + own * vectors)
+    if group.world_size == 1 and flat.world_size > 1:
+        extra["runtime"] = RUNTIME_LINKED
+    return extra
 
 
 def beyond_tower_ms(group: PlanInputs, hardware: HardwareConfig, crossing: Crossing) -> dict[str, float]:
@@ -125,11 +177,8 @@ def beyond_tower_ms(group: PlanInputs, hardware: HardwareConfig, crossing: Cross
     """
     model, batch, schema, parts = group.model, group.batch, group.schema, group.train.accumulate
     phases = dict.fromkeys(PHASES, 0.0)
-    ranking = ModelInputs(
-        dense=schema.dense, vectors=crossing.vectors, dim=crossing.dim, tasks=task_inputs(schema.tasks)
-    )
     alone = cost.dense_ms(cost.vector_costs(model, schema, parts), group.hardware, batch)
-    beyond = cost.repeat_operations(model_costs(model, ranking), parts)
+    beyond = cost.repeat_operations(crossing.ranking_costs(group), parts)
     phases["dense"] = cost.dense_ms(beyond, hardware, batch) - alone
     if crossing.modules.parameters:
         # A group's ranks share the modules' work, on the samples of all peers.

@@ -114,12 +114,14 @@ class Partition(Stage):
         from pipeline.report.plans import PLAN_PAGE, plan_page
         from pipeline.report.towers import TOWERS_PAGE, refined_text, towers_page, towers_summary, towers_text
         from pipeline.stages.stage_inputs import read_dataset, read_plan, refine_plan
-        from pipeline.towers.assignment import flat_towers, towers_of
+        from pipeline.towers.assignment import flat_towers, towers_of, unread_settings
 
         dataset, hosts = inputs["ingest"], config.hardware.hosts
         schema, profile = read_dataset(store, dataset)
         plan = None
         if has_towers(config):
+            for sentence in unread_settings(config.partition):
+                log.warning("%s", sentence)
             features = [*schema.vectors]
             flat = read_plan(store, inputs["plan"])
             assigned, evidence = assign_features(config, store, dataset, schema, flat)

@@ -73,26 +73,28 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
     from pipeline.planning.cost import step_ms
     from pipeline.planning.inputs import PlanInputs
     from pipeline.planning.planner import make_plan
-    from pipeline.planning.step_prediction import Crossing, beyond_tower_ms
+    from pipeline.planning.step_prediction import Crossing, beyond_tower_bytes, beyond_tower_ms
     from pipeline.towers.assignment import modules_costs
     from pipeline.towers.layout import layout_of, tower_hosts_settings, united_plan
 
     layout = layout_of(towers, schema.vectors, config.hardware.hosts, config.hardware.ranks_per_host)
     module, dim = layout.towers.module, config.model.embedding_dim
+    flat = PlanInputs.of(config, schema, profile)
     plans = []
     for group in layout.tower_hosts:
         # Plan the tables of this group on its hosts alone.
         local = schema.with_vectors([name for name in schema.vectors if name in group.features])
         tables = [table.name for table in local.tables]
         settings, hardware = tower_hosts_settings(config.plan, config.hardware, group, tables)
-        inputs = dataclasses.replace(PlanInputs.of(config, local, profile), plan=settings, hardware=hardware)
-        plan = make_plan(inputs, key)
+        inputs = dataclasses.replace(flat, schema=local, plan=settings, hardware=hardware)
 
-        # Add what a sample sends between these hosts and the others.
+        # Find what a sample sends between these hosts and the others, and what modules take.
         remote = schema.with_vectors([name for name in layout.features if name not in group.features])
-        sizes = []
-        for number in group.towers:
-            sizes.append(len(layout.towers.towers[number].features))
+        sizes: list[int] = []
+        others: list[int] = []
+        for number, tower in enumerate(towers.towers):
+            same = sizes if number in group.towers else others
+            same.append(len(tower.features))
         crossing = Crossing(
             ids=sum(1 + profile.sparse[column.name].pooling for column in remote.id_columns),
             own=sum(map(module.vectors, sizes)),
@@ -100,7 +102,10 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
             dim=dim if module.name == "pass_through" else module.dim,
             groups=len(layout.tower_hosts),
             modules=modules_costs(module, sizes, dim),
+            held=modules_costs(module, others, dim).parameters,
         )
+        beyond = beyond_tower_bytes(inputs, flat, crossing)
+        plan = make_plan(dataclasses.replace(inputs, beyond=beyond), key)
         extra = beyond_tower_ms(inputs, config.hardware, crossing)
         phases = []
         for rank in plan.phases:

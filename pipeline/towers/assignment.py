@@ -18,6 +18,15 @@ from pipeline.records.towers import MODULES_WITH_RANK, Tower, TowerModuleSpec, T
 from pipeline.specs.model import ModelCosts
 from pipeline.towers.layout import WHOLE_WORLD, check_towers
 
+# The modules that read each of these settings; all other modules ignore it.
+MODULES_OF_SETTING = {
+    "c": ("dlrm",),
+    "p": ("dlrm",),
+    "dim": ("dlrm", "dcn", "low_rank", "dcn_low_rank"),
+    "cross_layers": ("dcn", "low_rank"),
+    "rank": MODULES_WITH_RANK,
+}
+
 
 def tower_count(partition: PartitionConfig, hosts: int) -> int:
     """Return the number of towers: ``partition.towers``, or one per host."""
@@ -143,6 +152,23 @@ def check_partition(
     _check_enough_features(partition, features, count, hosts)
     if partition.module == "dlrm" and partition.c == partition.p == 0:
         raise ConfigError("partition.c and partition.p are both 0, so towers have no output", hint="partition.c=1")
+
+
+def unread_settings(partition: PartitionConfig) -> list[str]:
+    """Return a sentence for each setting that ``partition.module`` does not read, if it is not at its default.
+
+    They are no error: a study may try modules and their sizes together.
+    """
+    sentences = []
+    defaults = PartitionConfig()
+    for name, modules in MODULES_OF_SETTING.items():
+        value, default = getattr(partition, name), getattr(defaults, name)
+        if value != default and partition.module not in modules:
+            sentences.append(
+                f"partition.{name} is {value}, but partition.module is {partition.module}, which does not read it; "
+                f"expected {default}, or one of the modules that do: {', '.join(modules)}"
+            )
+    return sentences
 
 
 def _check_pins_and_groups(partition: PartitionConfig, features: Sequence[str], count: int) -> None:

@@ -5,11 +5,12 @@ Every module: forward(embeddings [B, F, N]) -> [B, vectors, dim].
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from pipeline.core.kernels import load_kernels
 from pipeline.embeddings.widths import Projections
@@ -124,9 +125,9 @@ class LowRankDcnTower(nn.Module):
             # The cross multiplies what its products read, and so what was exchanged in bf16.
             embeddings = embeddings.to(torch.get_autocast_dtype(device))
         kernels = load_kernels("crosses")
-        if kernels is not None and kernels.able and device == "cpu" and _fits(embeddings):
-            layers = (self.down, self.up, self.each, self.mix, self.add)
-            parameters = [value for layer in layers for value in (layer.weight, layer.bias) if value is not None]
+        layers = (self.down, self.up, self.each, self.mix, self.add)
+        parameters = [value for layer in layers for value in (layer.weight, layer.bias) if value is not None]
+        if kernels is not None and kernels.able and _fits(embeddings, parameters):
             return cast(Tensor, _CompiledCross.apply(kernels, embeddings, *parameters))
         value = embeddings.flatten(1)
         crossed = value * self.up(self.down(value)) + value
@@ -134,10 +135,15 @@ class LowRankDcnTower(nn.Module):
         return self.each(crossed.view_as(embeddings)) + added
 
 
-def _fits(embeddings: Tensor) -> bool:
-    # Whether the compiled cross takes these embeddings: it reads pairs of bf16, each sample's side by side.
+def _fits(embeddings: Tensor, parameters: Sequence[Tensor]) -> bool:
+    # Whether the compiled cross takes these tensors: it reads pairs of bf16, each sample's side by side, and parameters
+    # as float32 without checking them. What traces or exports a module wants PyTorch's operations.
     width = embeddings.shape[2]
-    return embeddings.dtype == torch.bfloat16 and width % 2 == 0 and embeddings.stride()[1:] == (width, 1)
+    if embeddings.dtype != torch.bfloat16 or width % 2 or embeddings.stride()[1:] != (width, 1):
+        return False
+    if torch.compiler.is_compiling() or embeddings.device.type != "cpu":
+        return False
+    return all(value.dtype == torch.float32 and value.device.type == "cpu" for value in parameters)
 
 
 class _CompiledCross(torch.autograd.Function):
@@ -152,6 +158,7 @@ class _CompiledCross(torch.autograd.Function):
         return cast(Tensor, out)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         embeddings, down, mixed, *parameters = ctx.saved_tensors
         weights = ctx.kernels.weights(parameters)

@@ -7,7 +7,15 @@ import pytest
 from pipeline.config.compose import compose
 from pipeline.core.errors import ConfigError
 from pipeline.records import Tower, TowerModuleSpec, Towers
-from pipeline.towers.assignment import check_partition, flat_towers, kept_together, strided, tower_hosts, towers_of
+from pipeline.towers.assignment import (
+    check_partition,
+    flat_towers,
+    kept_together,
+    strided,
+    tower_hosts,
+    towers_of,
+    unread_settings,
+)
 from pipeline.towers.layout import layout_of, united_plan
 from tests.embeddings.ranks import plan_for
 
@@ -134,6 +142,28 @@ def test_settings_that_cannot_be_are_named_before_anything_runs(overrides, hosts
     with pytest.raises(ConfigError, match=message) as caught:
         checked(dmt(*overrides, hosts=hosts), FEATURES)
     assert caught.value.exit_code == 2 and caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("module", "unread"),
+    [
+        ("pass_through", ["c", "p", "dim", "cross_layers", "rank"]),
+        ("dlrm", ["cross_layers", "rank"]),
+        ("dcn", ["c", "p", "rank"]),
+        ("low_rank", ["c", "p"]),
+        ("dcn_low_rank", ["c", "p", "cross_layers"]),
+    ],
+)
+def test_settings_that_a_module_does_not_read_are_named_with_those_that_do(module, unread):
+    changed = ["partition.c=2", "partition.p=4", "partition.dim=8", "partition.cross_layers=2", "partition.rank=8"]
+    config = dmt(f"partition.module={module}", *changed)
+    checked(config, FEATURES)
+    said = unread_settings(config.partition)
+    assert [sentence.split()[0] for sentence in said] == [f"partition.{name}" for name in unread]
+    assert unread_settings(dmt(f"partition.module={module}").partition) == []
+    for sentence in said:
+        assert f"partition.module is {module}, which does not read it" in sentence
+        assert module not in sentence.partition("one of the modules that do: ")[2].split(", ")
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,15 @@
 """The compiled cross: the function and gradients of the same formula in float32 PyTorch, at all sizes."""
 
+import shutil
+import subprocess
+from pathlib import Path
+
 import pytest
 import torch
 from torch.nn.functional import linear
 
 from pipeline.core.kernels import load_kernels
+from pipeline.plugins import cpu_kernels
 from pipeline.plugins.cpu_kernels.cross_kernels import Weights
 
 KERNELS = load_kernels("crosses")
@@ -125,3 +130,41 @@ def test_an_empty_batch_has_gradients_of_zero(kernels):
     assert len(got["out"]) == len(got["x"]) == 0
     for name in Weights._fields:
         assert not got[name].any(), name
+
+
+# Calls of borrow() beside one for which there is no memory: at the moment when it lets others have the kept memory.
+BESIDE = """
+#include <stdint.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#define KEPT (128 << 20)
+static int failing = 1;
+static char *others;
+static void call_beside(void);
+static void *map(void *at, size_t bytes, int how, int flags, int file, long first) {
+    return failing ? MAP_FAILED : mmap(at, bytes, how, flags, file, first);
+}
+#define mmap map
+#define __atomic_store_n(place, value, order) (__atomic_store_n(place, value, order), call_beside())
+#include "kept.h"
+static void call_beside(void) {
+    if (!failing) return;
+    failing = 0;
+    others = borrow(1 << 20);
+}
+int main(void) {
+    char *memory = borrow(1 << 20);
+    return !others ? 2 : memory == others ? 1 : 0;
+}
+"""
+
+
+def test_a_pass_without_memory_gets_no_other_threads(tmp_path):
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    source, program = tmp_path / "beside.c", tmp_path / "beside"
+    source.write_text(BESIDE)
+    headers = Path(cpu_kernels.__file__).parent / "native"
+    subprocess.run([compiler, "-O2", f"-I{headers}", "-o", program, source], check=True, capture_output=True)
+    assert subprocess.run([program]).returncode == 0

@@ -1,5 +1,7 @@
 """Tower modules: their formulas, the names of their parameters, and what the planner charges for them."""
 
+import copy
+
 import pytest
 import torch
 
@@ -16,6 +18,23 @@ DCN_LOW_RANK = TowerModuleSpec(name="dcn_low_rank", dim=4, rank=8)
 
 def embeddings(samples=7):
     return torch.randn(samples, FEATURES, WIDTH, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """How often the compiled cross was called; it runs on any CPU that has its dot products."""
+    kernels = modules.load_kernels("crosses")
+    if kernels is None or not kernels.limit(2):
+        pytest.skip("the compiled cross does not run on this CPU")
+    calls, forward = [], kernels.forward
+
+    def counted(*args):
+        calls.append(args)
+        return forward(*args)
+
+    monkeypatch.setattr(kernels, "able", True)
+    monkeypatch.setattr(kernels, "forward", counted)
+    return calls
 
 
 def test_mixtures_of_the_tower_cross_and_are_added_to_each_features_projection():
@@ -74,10 +93,7 @@ def test_it_begins_without_a_cross_and_with_projections_that_keep_lengths_and_an
     torch.testing.assert_close(module.each.weight @ module.each.weight.T, torch.eye(4))
 
 
-def test_in_bf16_a_compiled_cross_and_its_gradients_are_those_of_its_formula(monkeypatch):
-    compiled = modules.load_kernels("crosses")
-    if compiled is None or not compiled.able:
-        pytest.skip("the compiled cross does not run on this CPU")
+def test_in_bf16_a_compiled_cross_and_its_gradients_are_those_of_its_formula(compiled, monkeypatch):
     outcomes = []
     for kernels in (modules.load_kernels, lambda name: None):
         monkeypatch.setattr(modules, "load_kernels", kernels)
@@ -86,8 +102,46 @@ def test_in_bf16_a_compiled_cross_and_its_gradients_are_those_of_its_formula(mon
             out = module(given)
         out.float().square().sum().backward()
         outcomes.append([out.detach().float(), given.grad, *(value.grad for value in module.parameters())])
+    assert len(compiled) == 1
     for one, other in zip(*outcomes, strict=True):
         assert one.dtype == torch.float32 and (one - other).norm() < 0.02 * other.norm()
+
+
+def in_bf16(module, given):
+    with torch.autocast("cpu", torch.bfloat16):
+        return module(given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_the_compiled_cross_leaves_parameters_of_other_dtypes_to_pytorch(compiled, dtype):
+    module, given = build_tower(DCN_LOW_RANK, FEATURES, WIDTH, seed=3, number=0), embeddings()
+    expected = in_bf16(module, given)
+    assert len(compiled) == 1
+    other = copy.deepcopy(module).to(dtype)
+    torch.testing.assert_close(in_bf16(other, given), expected, rtol=0.05, atol=0.05)
+    assert len(compiled) == 1
+
+
+def test_an_exported_cross_consists_of_pytorchs_operations(compiled):
+    class InBf16(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tower = build_tower(DCN_LOW_RANK, FEATURES, WIDTH, seed=3, number=0)
+
+        def forward(self, given):
+            return in_bf16(self.tower, given)
+
+    program = torch.export.export(InBf16(), (embeddings(),), strict=False)
+    assert not compiled
+    torch.testing.assert_close(program.module()(embeddings()), InBf16()(embeddings()), rtol=0.05, atol=0.05)
+
+
+def test_the_compiled_cross_refuses_to_be_differentiated_twice(compiled):
+    module, given = build_tower(DCN_LOW_RANK, FEATURES, WIDTH, seed=3, number=0), embeddings().requires_grad_()
+    (slope,) = torch.autograd.grad(in_bf16(module, given).float().square().sum(), given, create_graph=True)
+    assert len(compiled) == 1
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        slope.square().sum().backward()
 
 
 def test_names_of_parameters_are_those_of_checkpoints_and_kernels_change_none():

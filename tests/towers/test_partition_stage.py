@@ -7,12 +7,13 @@ import pytest
 from pipeline.cli import main
 from pipeline.config.compose import compose
 from pipeline.core.errors import ArtifactError, ConfigError
+from pipeline.planning.problem import RUNTIME_LINKED
 from pipeline.records import Plan, Towers
 from pipeline.specs.stage import StageIO
 from pipeline.stages.execution import run_stage
 from pipeline.stages.steps import steps
 from pipeline.store import Store
-from pipeline.towers.assignment import check_partition
+from pipeline.towers.assignment import check_partition, modules_costs
 from tests.logged import listen
 
 SMALL = (
@@ -155,6 +156,43 @@ def test_the_refined_plan_charges_what_a_module_multiplies(store):
     for name, products in (("dcn", whole), ("low_rank", low)):
         charged = 256 * 2 * 6 * products / 1e6  # at a million products a ms
         assert dense[name] - dense["pass_through"] == pytest.approx(charged, rel=1e-2), name
+
+
+def test_the_refined_plan_reserves_what_a_module_keeps(store):
+    """Each of two hosts runs its tower's module on the samples of both, and holds the other's weights."""
+    found = {}
+    for name in ("pass_through", "dcn_low_rank"):
+        two = ["hardware.hosts=2", "launch.inline=[ingest,plan,partition]", "partition.strategy=strided"]
+        artifact, towers, _ = run(store, *two, "partition.dim=8", f"partition.module={name}", "partition.rank=4")
+        found[name] = Plan.from_json(store.read_json(f"{artifact.path}/plan.json")).reserved[0]
+    costs = modules_costs(towers.module, [13], 8)
+    assert costs.parameters == 3 * 104 * 4 + 104 + 8 * 9 + 4 + 104 * 5
+    added = {purpose: found["dcn_low_rank"][purpose] - size for purpose, size in found["pass_through"].items()}
+    # A rank trains its own module, with 5.5 values for each parameter in Adam, and keeps the values of the other.
+    assert added["dense"] == 4 * 5.5 * costs.parameters + 4 * costs.parameters
+    assert added["activations"] == 2 * 4 * 256 * costs.activations
+    assert {purpose for purpose, size in added.items() if size} == {"dense", "activations"}
+
+
+def test_the_refined_plan_reserves_what_hosts_exchange(store):
+    fixed = ["partition.strategy=strided", "launch.inline=[ingest,plan,partition]"]
+    reserved = {}
+    for hosts in (1, 2):
+        artifact, _, _ = run(store, *fixed, f"hardware.hosts={hosts}")
+        reserved[hosts] = Plan.from_json(store.read_json(f"{artifact.path}/plan.json")).reserved[0]
+    assert reserved[2]["runtime"] - reserved[1]["runtime"] == RUNTIME_LINKED
+    # Half of the features for all 256 samples, and their vectors on the way; then all vectors of a rank's own samples.
+    pooled, vectors = 4 * 256 * 13 * 8, 4 * 128 * 26 * 8
+    assert reserved[1]["communication"] == 2 * 2 * pooled
+    assert reserved[2]["communication"] == 2 * pooled + 2 * (pooled + vectors)
+
+
+def test_a_setting_that_the_module_does_not_read_is_logged_with_those_that_do(store):
+    module = ["partition.strategy=strided", "partition.module=dcn_low_rank", "partition.p=4"]
+    _, _, said = run(store, *module)
+    line = "partition.p is 4, but partition.module is dcn_low_rank, which does not read it; expected 0, or one of the "
+    assert line + "modules that do: dlrm" in said.splitlines()
+    assert said.count("does not read it") == 1
 
 
 def test_a_rank_is_in_the_key_where_there_is_one(store):

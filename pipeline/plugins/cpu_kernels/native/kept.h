@@ -18,7 +18,9 @@ static struct {
 
 /* Have so many bytes in `kept`, or none. */
 static void map_kept(int64_t bytes) {
-    if (kept.mapped) munmap(kept.mapped, kept.bytes + LARGE);
+    char *before = kept.mapped;
+    kept.memory = NULL; /* first: another thread may get the same address, and compares what it returns */
+    if (before) munmap(before, kept.bytes + LARGE);
     bytes = padded(bytes, LARGE);
     char *mapped = mmap(NULL, bytes + LARGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     kept.mapped = mapped == MAP_FAILED ? NULL : mapped;
@@ -33,8 +35,9 @@ static void map_kept(int64_t bytes) {
 static char *borrow(int64_t bytes) {
     if (bytes > KEPT || __atomic_exchange_n(&kept.busy, 1, __ATOMIC_ACQUIRE)) return aligned_alloc(64, padded(bytes, 64));
     if (kept.bytes < bytes) map_kept(bytes);
-    if (!kept.memory) __atomic_store_n(&kept.busy, 0, __ATOMIC_RELEASE);
-    return kept.memory;
+    char *memory = kept.memory; /* another thread's from the release on */
+    if (!memory) __atomic_store_n(&kept.busy, 0, __ATOMIC_RELEASE);
+    return memory;
 }
 
 static void give_back(char *memory, int64_t bytes) {
