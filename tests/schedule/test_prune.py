@@ -63,7 +63,7 @@ def night(store: Store, number: int, outcome: str = "published", model: str = "c
         if store.find(path_of(stage, number)) is None:
             put(store, path_of(stage, number))
     write_steps(store, run, [Step(name=s, key=keys[s], path=path_of(s, number)) for s in PLACES])
-    chain = f"runs/{run}/checkpoints/aaaaaaaaaa"
+    chain = f"runs/{run}/checkpoints/{number:010x}"
     put(store, f"{chain}/{name_of(5)}", step=5, type="baseline", parents=[])
     put(store, f"{chain}/{name_of(9)}", step=9, type="difference", parents=[name_of(5)])
     put(store, f"runs/{run}/train/{number:032x}", keys, final=f"{chain}/{name_of(9)}")
@@ -145,7 +145,7 @@ def test_what_versions_refer_to_stays_whole_and_what_nobody_needs_goes(store: St
     assert not any(store.exists(path) for path in removed(result))
     assert not store.exists("datasets/d/2026-01-01"), "nor an empty folder for its day"
     assert result["bytes"] > 2 * 6 * 1000
-    chain = f"runs/{run_of(2)}/checkpoints/aaaaaaaaaa"
+    chain = f"runs/{run_of(2)}/checkpoints/{2:010x}"
     assert all(store.find(f"{chain}/{name_of(step)}") for step in (5, 9)), "the checkpoint with what it rests on"
     assert kept(result)[f"runs/{run_of(2)}"] == store_gc.NAMED_BY_VERSION
     assert removed(gc(store)) == set()
