@@ -444,5 +444,23 @@ def _encode(column: pl.Series) -> tuple[NDArray[np.int32], list[Any]]:
     if column.dtype.is_float():
         # NumPy and pandas write a missing number as NaN.
         column = column.fill_nan(None)
-    encoded = column.rechunk().to_arrow().dictionary_encode()
+    encoded = _as_of_python(column).rechunk().to_arrow().dictionary_encode()
     return encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False), encoded.dictionary.to_pylist()
+
+
+def _as_of_python(column: pl.Series) -> pl.Series:
+    # Returns the column with values that Arrow and Python both have, and that Python writes as it would these.
+    import polars as pl
+
+    kind = column.dtype
+    if kind in (pl.Int128, pl.UInt128):
+        return column.cast(pl.String)
+    # Python's times end with microseconds.
+    if kind == pl.Time:
+        return column.dt.to_string("%H:%M:%S%.f")
+    if isinstance(kind, pl.Datetime) and kind.time_unit == "ns":
+        return column.dt.to_string("%Y-%m-%d %H:%M:%S%.f" + ("%:z" if kind.time_zone else ""))
+    if isinstance(kind, pl.Duration) and kind.time_unit == "ns":
+        number = column.to_physical()
+        return number if (number % 1000 != 0).any() else column.cast(pl.Duration("us"))
+    return column

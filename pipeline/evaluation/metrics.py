@@ -104,7 +104,7 @@ def check_labels(labels: ArrayLike) -> NDArray[np.bool_]:
     if values.ndim != 1:
         raise ValueError(f"labels have shape {values.shape}, expected one dimension")
     if not len(values):
-        raise DataError("there are no rows to evaluate", hint="data.split.test_share=0.2 keeps one row in five for it")
+        raise DataError("there are no rows to evaluate", hint="more rows, or data.split.test_share=<larger>")
     clicked = values == 1
     wrong = ~(clicked | (values == 0))
     if wrong.any():

@@ -170,7 +170,9 @@ def _open(table: Table, whose: str) -> _Opened:
     elif not isinstance(table, str):
         # This also takes frames of pandas and Arrow. A lazy frame would be computed again for each use.
         if hasattr(table, "__arrow_c_stream__") and not isinstance(table, pl.LazyFrame):
-            return _open(pl.DataFrame(table), whose)
+            with _unreadable(whose.replace("file", "frame"), "a frame of Polars"):
+                frame = pl.DataFrame(table)
+            return _open(frame, whose)
         raise ConfigError(
             f"{whose} is a {type(table).__module__.partition('.')[0]} {type(table).__name__}, expected its name, or a "
             "frame of Polars, pandas or Arrow",
@@ -239,10 +241,11 @@ def _unreadable(where: str, kind: str) -> Iterator[None]:
 
     try:
         yield
-    except (pl.exceptions.PolarsError, OSError, ValueError) as error:
+    # Polars panics over types of Arrow that it does not know.
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, ValueError) as error:
         # Keep only the first line, because Polars goes on with advice for programmers.
         what = (str(error).strip() or type(error).__name__).splitlines()[0]
-        hint = "a whole file, whose name says its format"
+        hint = "a whole file, whose name says its format; columns of numbers, text and times"
         raise DataError(f"{where} cannot be read as {kind}: {what}", hint=hint) from None
 
 
@@ -316,10 +319,13 @@ def _join(rows: pl.DataFrame, others: pl.DataFrame, key: list[str]) -> pl.DataFr
     names, own = ", ".join(key), rows.select(key)
     for name in key:
         kinds = (rows[name].dtype, others[name].dtype)
+        if pl.Object in kinds:
+            raise DataError(f"key {name} is Object, expected a value in each row", hint="--key <another column>")
         if kinds[0].is_integer() and kinds[1].is_integer():
-            # Int128 holds all values of Int64 and of UInt64.
-            rows = rows.with_columns(rows[name].cast(pl.Int128))
-            others = others.with_columns(others[name].cast(pl.Int128))
+            # Int128 holds all values of the other types but UInt128.
+            common = pl.String if pl.UInt128 in kinds else pl.Int128
+            rows = rows.with_columns(rows[name].cast(common))
+            others = others.with_columns(others[name].cast(common))
         elif kinds[0] != kinds[1]:
             raise DataError(
                 f"key {name} is {kinds[0]} in the candidate's file, {kinds[1]} in the incumbent's, expected one type",

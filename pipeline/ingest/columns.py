@@ -17,6 +17,9 @@ from pipeline.core.units import plural
 from pipeline.ingest.times import standard
 from pipeline.ingest.values import strings_of
 
+# Words that stand for a missing value wherever they are a whole field, and those that do so in a column of numbers.
+MISSING_WORDS = frozenset(("?", "\\N", "NULL", "null", "N/A", "n/a", "#N/A", "NaN", "nan"))
+MISSING_NUMBERS = MISSING_WORDS | {"NA", "None", "none", "-", "."}
 # Share of rows with a key, on average, below which objects are maps and not records.
 PRESENT = 0.7
 LEAST_WIDTH = 2
@@ -128,9 +131,17 @@ _UNITS = (1, 1e3, 1e6, 1e9)
 # Seconds since 1970, from 1998 to 2103. Other numbers are not times of a log.
 _EARLIEST, _LATEST = 9e8, 4.2e9
 _ISO = r"^\d{4}-\d\d-\d\d([ T]\d\d(:\d\d(:\d\d(\.\d+)?)?)?(Z|[+-]\d\d:?\d\d)?)?$"
-_OTHER_DATES = r"^(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{4}[./]\d{1,2}[./]\d{1,2})(\D|$)"
+# Apache encloses its times in brackets.
+_MONTH = "(?i:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)"
+_OTHER_DATES = (
+    r"^(\d{1,2}[./-]\d{1,2}[./-]\d{4}|\d{4}[./]\d{1,2}[./]\d{1,2}"
+    rf"|\[?\d{{1,2}}[/ -]{_MONTH}[/ -]\d{{4}})(\D|$)"
+)
+_OTHER_OFFSET = r":\d\d(?:\.\d+)?( ?)([+-]\d\d:?\d\d)\]?$"
 _HOURS = ("%H:%M", "%H:%M:%S", "%H:%M:%S%.f", "%I:%M %p", "%I:%M:%S %p")
-_CLOCKS = ["", *(" " + hours for hours in _HOURS), *("T" + hours for hours in _HOURS)]
+_CLOCKS = ["", *(" " + hours for hours in _HOURS), *("T" + hours for hours in _HOURS), ":%H:%M:%S"]
+_NUMBERED_ORDERS = (("%d", "%m", "%Y"), ("%m", "%d", "%Y"), ("%Y", "%m", "%d"))
+_NAMED_ORDERS = (("%d", "%b", "%Y"),)
 _COMMAS, _POINTS, _WHOLE = r"^[+-]?\d*,\d+$", r"^[+-]?\d*\.\d+$", r"^[+-]?\d+$"
 _TWO_CLASSES = tuple(
     {negative, positive}
@@ -297,22 +308,27 @@ def is_time(column: SampleColumn) -> bool:
 
 
 def form_of(column: SampleColumn) -> tuple[str, str] | None:
-    """Return how a column of dates such as 31.01.2026 or 1/31/2026 10:00 is written, and how else all could be read.
+    """Return how a column of dates such as 31.01.2026 or 31/Jan/2026:10:00:00 +0100 is written, and another reading.
 
-    The second is "" if the values leave no doubt. None for other columns. The day comes first if nothing decides. A few
-    values may have another form.
+    The second is how else all could be read, "" if the values leave no doubt. None for other columns. The day comes
+    first if nothing decides. A few values may have another form.
     """
     if column.kind != pl.String or column.missing_share > 1 - NUMERIC_SHARE or not is_other_date(column):
         return None
     counts = column.present.value_counts(sort=True)
     values, rows = counts[column.name], counts["count"]
     example = values.filter(values.str.contains(_OTHER_DATES))[0]
-    sign = next(character for character in example if character in "./-")
+    orders = _NAMED_ORDERS if re.search(_MONTH, example[:8]) else _NUMBERED_ORDERS
+    sign = next(character for character in example if character in "./- ")
+    before, after = ("[", "]") if example.startswith("[") else ("", "")
+    offset = re.search(_OTHER_OFFSET, example)
+    if offset is not None:
+        after = f"{offset[1]}%z{after}"
     for clock in _CLOCKS:
         # Take the form that reads most rows. On a tie the first one wins, in which the day comes first.
         fitting, most = list[str](), 0
-        for order in (("%d", "%m", "%Y"), ("%m", "%d", "%Y"), ("%Y", "%m", "%d")):
-            form = sign.join(order) + clock
+        for order in orders:
+            form = before + sign.join(order) + clock + after
             count = int(rows.filter(standard(values, values, form).is_not_null()).sum())
             if count > most:
                 fitting, most = [form], count
@@ -323,8 +339,29 @@ def form_of(column: SampleColumn) -> tuple[str, str] | None:
     return None
 
 
+def as_written(column: SampleColumn, form: str) -> tuple[SampleColumn, tuple[str, ...]]:
+    """Return a column of times of ``form`` by the clock they show, YYYY-MM-DD HH:MM:SS, and the offsets they name."""
+    text, offsets = column.text, set[str]()
+    if form.rstrip("]").endswith("%z"):
+        offsets = set(text.str.extract(_OTHER_OFFSET, 2).drop_nulls().unique())
+        text = text.str.replace(r" ?[+-]\d\d:?\d\d(\]?)$", "$1")
+        form = re.sub(" ?%z", "", form)
+    return SampleColumn(standard(text, text, form), ()), tuple(sorted(offsets))
+
+
+def zone_of(offsets: Sequence[str]) -> str | None:
+    """Return the time zone whose clocks show ``offsets``; None if these are several, or no whole hours."""
+    if len(offsets) != 1 or not offsets[0].endswith("00"):
+        return None
+    hours = int(offsets[0][:3])
+    # The names of these zones have the sign of POSIX: west of Greenwich is +.
+    if not hours or not -12 <= hours <= 14:
+        return None
+    return f"Etc/GMT{-hours:+d}"
+
+
 def is_other_date(column: SampleColumn) -> bool:
-    """Whether a column holds dates that ``data.time_format`` must describe, such as 31.01.2026 or 1/31/2026."""
+    """Whether a column holds dates that ``data.time_format`` must describe, such as 31.01.2026 or 1/Jan/2026."""
     share = float(column.present.str.contains(_OTHER_DATES).mean() or 0)  # type: ignore[arg-type]
     return share >= NUMERIC_SHARE
 

@@ -6,6 +6,7 @@ import json
 import re
 
 from pipeline.core.units import plural
+from pipeline.ingest.columns import zone_of
 from pipeline.ingest.infer import Guess, Schema, feature_name
 from pipeline.ingest.sample import LogSample
 from pipeline.specs.connector import CONNECTORS
@@ -70,6 +71,7 @@ def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
             line += "  # DAY OR MONTH FIRST? All dates of the sample read both ways; else: "
             line += quoted(schema.other_format)
         lines.append(line)
+    lines += _time_zone(schema)
     if schema.hour:
         lines.append(f"hour_column: {quoted(schema.hour)}  # 0 to 23, from the path; for data.split.by=hours")
     lines += [
@@ -91,6 +93,17 @@ def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
         for guess in left_out:
             lines.append(f"#   {guess.column or '(no name)'}: {guess.seen}")
     return "".join(_escape(line) + "\n" for line in lines)
+
+
+def _time_zone(schema: Schema) -> list[str]:
+    # With offsets, days are UTC's unless a zone is named, and rows near midnight are of another day than is written.
+    if not schema.offsets or {offset.replace(":", "") for offset in schema.offsets} <= {"+0000", "-0000"}:
+        return []
+    zone = zone_of(schema.offsets)
+    if zone is not None:
+        return [f"time_zone: {zone}  # {schema.offsets[0]}; name the place, as in Europe/Berlin, if its clocks change"]
+    offsets = ", ".join(schema.offsets[:3])
+    return [f"# time_zone: Europe/Berlin  # days are UTC's; name the place whose clocks show {offsets}"]
 
 
 def _escape(line: str) -> str:

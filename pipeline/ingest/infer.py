@@ -16,7 +16,10 @@ from pipeline.evaluation.metrics import grouped_auc
 from pipeline.ingest.code_columns import why_codes
 from pipeline.ingest.columns import (
     BINS,
+    MISSING_NUMBERS,
+    MISSING_WORDS,
     SampleColumn,
+    as_written,
     bins_of,
     comma_columns,
     describe_others,
@@ -35,13 +38,9 @@ from pipeline.ingest.columns import (
 from pipeline.ingest.label_choice import choose_label, happened, label_classes, only_among
 from pipeline.ingest.quality import left_out_auc
 from pipeline.ingest.sample import LogSample
-from pipeline.ingest.times import standard
 from pipeline.ingest.values import strings_of
 from pipeline.records.dataset import LABEL, RESERVED_ROWS, TRUE_PROBABILITY
 
-# Words that stand for a missing value wherever they are a whole field, and those that do so in a column of numbers.
-MISSING_WORDS = frozenset(("?", "\\N", "NULL", "null", "N/A", "n/a", "#N/A", "NaN", "nan"))
-MISSING_NUMBERS = MISSING_WORDS | {"NA", "None", "none", "-", "."}
 # Minimum share of different values for a value to be taken to name its row.
 ROW_ID_SHARE = 0.98
 # Share of different rows of a log that delivers some again; below it, rows are merely alike.
@@ -89,7 +88,7 @@ class Schema:
     ``rate``: share of positive labels. ``other_labels``: in words, the rows with neither value of the label.
     ``transform``: that of most numbers. ``days``: the first and the last one. ``by_day``: the time tells no more than
     the day. ``hour``: column of a partition that is the row's hour. ``time_format``: format of the time;
-    ``other_format``: another one that its values could have.
+    ``other_format``: another one that its values could have. ``offsets``: from UTC, where the format has them.
     """
 
     label: Guess
@@ -109,6 +108,7 @@ class Schema:
     decimal: str = "."
     time_format: str | None = None
     other_format: str = ""
+    offsets: tuple[str, ...] = ()
 
     def of(self, kind: str) -> list[Guess]:
         """Return the features that are ``dense`` or ``sparse``, or the columns that are left ``out``."""
@@ -130,13 +130,13 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
     commas = comma_columns(sample.frame, MISSING_NUMBERS)
     sample = replace(sample, frame=sample.frame.with_columns(pl.col(commas).str.replace(",", ".")))
     missing = _missing_words(sample.frame)
-    columns, forms = list[SampleColumn](), {}
+    columns, forms, offsets = list[SampleColumn](), {}, {}
     for name in sample.frame.columns:
         column = without_broken_times(SampleColumn(sample.frame[name], missing))
         form = form_of(column)
         if form is not None:
             forms[name] = form
-            column = SampleColumn(standard(column.text, column.text, form[0]), ())
+            column, offsets[name] = as_written(column, form[0])
         columns.append(column)
 
     # 2. Of the columns with a name, the label and the time of the rows: of several, the one with most distinct values.
@@ -168,11 +168,13 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
     # 4. Settings that most of them share, and those of the time.
     transform = _extract_common_transform(guesses)
     time_guess, days, by_day, time_format, other_format = None, None, False, None, ""
+    time_offsets: tuple[str, ...] = ()
     if time is not None:
         time_guess = Guess(column=time.name, kind="time", seen=time.seen())
         days = first_and_last_day(time)
         by_day = bool((time.present.str.len_bytes() <= 10).all()) and "-" in time.present[0]
         time_format, other_format = forms.get(time.name, (None, ""))
+        time_offsets = offsets.get(time.name, ())
     # Lookups after which an id's own click rate says more than the average one: 1 / variance of the label.
     min_count = min(max(round(1 / max(rate * (1 - rate), 1e-9)), 2), 5)
     return Schema(
@@ -192,6 +194,7 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
         decimal="," if commas else ".",
         time_format=time_format,
         other_format=other_format,
+        offsets=time_offsets,
         features=tuple(guesses),
     )
 

@@ -73,8 +73,13 @@ def _no_label(columns: list[SampleColumn]) -> DataError:
 
 
 def _likeness(column: SampleColumn) -> int:
-    named = 2 * bool(_LABEL_NAMES.search(column.name))
+    named = 2 * is_label_name(column.name)
     return named + (set(column.present.unique()) <= {"0", "1", "0.0", "1.0", "true", "false", "True", "False"})
+
+
+def is_label_name(name: str) -> bool:
+    """Whether columns of this name are labels, mostly."""
+    return _LABEL_NAMES.search(name) is not None
 
 
 def happened(column: SampleColumn) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.config.data import DataConfig
-from pipeline.config.ingest import ChecksConfig, DriftLimits
+from pipeline.config.ingest import ChecksConfig, DriftLimits, SplitConfig
 from pipeline.core.errors import DataError
 from pipeline.evaluation.metrics import grouped_auc
 from pipeline.ingest import days
@@ -391,15 +391,18 @@ def _no_train_rows(split_counts: SplitCounts, data: DataConfig) -> DataError:
             f"time end at {time_text(split_counts.cut.train_until)}",
             hint="data.split.gap_hours=<fewer>, data.split.test_share=<smaller>, or data.split.by=hash",
         )
-    why, hint = "", "data.split.test_share=0.2, or more rows"
+    usual = SplitConfig().test_share
+    why, hint = "", "more rows"
+    if split.test_share > usual:
+        hint = f"data.split.test_share={usual}, or more rows"
     if split.by == "day":
         why = f" (there are {len(split_counts.days)} days, the last {split.test_days} test)"
         hint = "data.split.test_days=<fewer>, or data.split.by=hash"
     elif split.by == "hours":
         why, hint = f" ({_hours(data)})", "data.split.test_hours=<fewer>, or data.split.by=hash"
-    return DataError(
-        f"all {split_counts.rows['test']:,} rows fall into the test split, expected some train rows{why}", hint=hint
-    )
+    rows = split_counts.rows["test"]
+    which = "the only row falls" if rows == 1 else f"all {rows:,} rows fall"
+    return DataError(f"{which} into the test split, expected some train rows{why}", hint=hint)
 
 
 def _hours(data: DataConfig) -> str:

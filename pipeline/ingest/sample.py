@@ -22,12 +22,13 @@ from pyarrow import orc
 from pipeline.config.data import DataConfig, connector_at
 from pipeline.core.errors import DataError
 from pipeline.core.units import MIB
-from pipeline.ingest.columns import with_maps
+from pipeline.ingest.columns import MISSING_NUMBERS, with_maps
 from pipeline.ingest.file_source import partition_values
 from pipeline.ingest.formats.avro import Avro
 from pipeline.ingest.formats.columnar import frame_of
 from pipeline.ingest.formats.file_format import BOM, require_text
 from pipeline.ingest.formats.json_lines import object_lines, of_usual_kinds, with_ones
+from pipeline.ingest.label_choice import is_label_name
 from pipeline.ingest.rawfiles import LogFiles, find_files, missing_data
 from pipeline.ingest.schema import CRITEO_COLUMNS, is_number
 from pipeline.ingest.sources import decompressed, readable
@@ -344,6 +345,7 @@ def text_format(block: bytes) -> TextFormat:
     if header:
         names = rows[0]
         _require_header_first(text.split("\n")[:_LINES], names, separator)
+        names = _with_own_names(names)
     elif separator == "\t" and width == len(CRITEO_COLUMNS):
         names, quote = CRITEO_COLUMNS, None
     else:
@@ -375,26 +377,50 @@ def _rows(lines: list[str], separator: str) -> list[list[str]]:
         return [line.split(separator) for line in lines]
 
 
-def has_header(rows: list[list[str]]) -> bool:
-    """Whether the first of ``rows`` names the columns: words, all different, that hardly appear further down.
+def _with_own_names(names: list[str]) -> list[str]:
+    # Returns `names` of a header. Ingestion reads no column by a name that two have, and none without a name.
+    own = list[str]()
+    for at, name in enumerate(names):
+        if not name and "" in names[:at]:
+            name = f" again, column {at}"
+        elif name in names[:at]:
+            raise DataError(
+                f"the header names {names.count(name)} columns {name!r}, columns {names.index(name) + 1} and {at + 1}; "
+                "expected a name for each",
+                hint="rename all but one, in the log",
+            )
+        own.append(name)
+    return own
 
-    A column of row numbers may have no name, as pandas writes its index, nor one that is always empty, as a separator
-    at the end of each line makes it.
+
+def has_header(rows: list[list[str]]) -> bool:
+    """Whether the first of ``rows`` names the columns.
+
+    Its fields are words, all different, that hardly appear further down. Some may be numbers or alike, if one names
+    the label, or if more of them are words above a column of numbers than numbers like those below. A column of row
+    numbers may have no name, as pandas writes its index, nor one that is always empty, as a separator at the end of
+    each line makes it.
     """
     first, rest = rows[0], rows[1:]
-    if len(set(first)) < len(first):
-        return False
-    again = 0
+    filled = [name for name in first if name]
+    plain = len(set(filled)) == len(filled)
+    words, alike, again, label = 0, 0, 0, False
+    absent = {"", *MISSING_NUMBERS}
     for at, name in enumerate(first):
+        values = [row[at] for row in rest if row[at] not in absent]
         if not name:
-            values = [row[at] for row in rest]
-            if any(values) and not (all(map(str.isdecimal, values)) and len(set(values)) == len(values)):
+            if values and not (len(values) == len(rest) == len(set(values)) and all(map(str.isdecimal, values))):
                 return False
             continue
+        numbers = list(map(float, filter(is_number, values)))
         if is_number(name):
-            return False
-        again += any(row[at] == name for row in rest)
-    return again <= len(first) // 4
+            plain = False
+            alike += bool(numbers) and min(numbers) <= float(name) <= max(numbers)
+            continue
+        again += name in values
+        label |= is_label_name(name) and name not in values and len(set(values)) == 2
+        words += bool(numbers) and len(numbers) == len(values) and name not in absent
+    return again <= len(first) // 4 and (plain or label or words > alike)
 
 
 def day_pattern(path: str, names: list[str]) -> tuple[str, str | None]:

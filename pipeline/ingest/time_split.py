@@ -144,6 +144,8 @@ def cut_of(times: np.ndarray, rows: np.ndarray, data: DataConfig) -> TimeSplit:
     If two cuts are equally near to ``data.split.test_share``, the later one is returned.
     """
     where, split = data.path or "the synthetic log", data.split
+    if int(rows.sum()) == 1:
+        raise DataError(f"{where} has one row with a label, which cannot be split", hint="more rows")
     if len(times) == 1:
         raise DataError(
             f"all {rows[0]:,} rows of {where} are of one time, {time_text(int(times[0]))}: they cannot be split by it",

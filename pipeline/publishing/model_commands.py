@@ -6,7 +6,15 @@ import time
 from dataclasses import replace
 
 from pipeline.core.errors import ArtifactError, ConfigError, UnreachableError
-from pipeline.publishing.promotion import CURRENT, Current, Training, read_current, withdrawal, withdrawal_text
+from pipeline.publishing.promotion import (
+    CURRENT,
+    Current,
+    Training,
+    needed_to_go_back,
+    read_current,
+    withdrawal,
+    withdrawal_text,
+)
 from pipeline.publishing.versions import NAME, find_version, model_lock, model_path, models, version_path
 from pipeline.records.model_version import CARD, ListedModel, ListedVersion, ModelCard, RemovedVersion, ShownVersion
 from pipeline.records.record import read
@@ -97,17 +105,13 @@ def show(store: Store, model: str, version: str | None) -> ShownVersion:
 def collect(store: Store, model: str, keep: int, min_age_seconds: float, *, dry_run: bool) -> list[RemovedVersion]:
     """Remove all but the newest ``keep`` versions, and return what was removed, or would be by a ``dry_run``.
 
-    The serving version and the one before it always stay. So does whatever is younger than ``min_age_seconds``, which
-    may be in the making.
+    The serving version and those before it that a rollback needs always stay. So does whatever is younger than
+    ``min_age_seconds``, which may be in the making.
     """
     with model_lock(store, model):
         entries = list_versions(store, model).versions
-        whole, stay = [], set[str]()
-        for entry in entries:
-            if not entry.problem:
-                whole.append(entry.version)
-            if entry.serves or entry.previous:
-                stay.add(entry.version)
+        whole = [entry.version for entry in entries if not entry.problem]
+        stay = needed_to_go_back(store, read_current(store, model))
         # ``whole[-0:]`` would be the whole list.
         if keep:
             stay.update(whole[-keep:])

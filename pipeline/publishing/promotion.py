@@ -220,6 +220,32 @@ def withdrawal(
     return None
 
 
+def needed_to_go_back(store: Store, current: Current) -> set[str]:
+    """Return the versions that rollbacks need: the serving one, and those before it down to another model.
+
+    After nights that were forced, several versions in a row are of one training. A version that is gone or damaged is
+    none to go back to.
+    """
+    needed: set[str] = set()
+    serving: Training | None = None
+    for entry in current.log:
+        if entry.version == current.version and entry.training:
+            serving = Training(entry.training, entry.weights, entry.content)
+    for name in reversed(current.line):
+        needed.add(name)
+        artifact = None
+        with suppress(DamagedError):
+            artifact = store.find(version_path(current.model, name))
+        if artifact is None:
+            continue
+        training = Training.of(artifact)
+        if name == current.version:
+            serving = training
+        elif serving is None or not training.is_same(serving):
+            break
+    return needed
+
+
 def withdrawal_text(undone: Promotion, version: str) -> str:
     """Say how the training of ``version`` was taken out of service: by ``undone``, of ``withdrawal``."""
     served = f"{undone.instead_of}, of the same training,"

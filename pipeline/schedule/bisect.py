@@ -19,6 +19,7 @@ from pipeline.config import Config
 from pipeline.config.ingest import DriftLimits
 from pipeline.config.nightly import TrackConfig
 from pipeline.config.renamed import config_changes
+from pipeline.config.train import TrainConfig
 from pipeline.core.errors import SIGNALLED, ArtifactError, ConfigError, DataError, NightjarError
 from pipeline.core.units import percent
 from pipeline.launch.locks import folder_lock
@@ -333,6 +334,7 @@ class _Search:
             store=self.store.url,
             force=False,
             data=data,
+            train=self._taught_as_held(config.train),
             gate=replace(config.gate, force=None),
             publish=replace(config.publish, judge_beside=self.held.base.version),
             track=TrackConfig(),
@@ -343,6 +345,20 @@ class _Search:
             config = replace(config, data=replace(data, aside=True))
             dataset = _dataset_of(config, self.store)
         return config, dataset
+
+    def _taught_as_held(self, train: TrainConfig) -> TrainConfig:
+        # A replay would learn from the version that it is judged beside. That need not be the teacher of the held run:
+        # another version may have come into service before the run was called again, or the run was forced and is
+        # judged beside its own former version, which knows the labels of these rows.
+        distill, held = train.distill, self.held.config.train.distill
+        if self.held.result.train is None or not (distill.weight and held.weight) or distill.teacher is not None:
+            return train
+        teacher = self.held.result.train.teacher
+        if teacher == self.held.base.version:
+            return train
+        if teacher is None:
+            return replace(train, distill=replace(distill, weight=0.0))
+        return replace(train, distill=replace(distill, teacher=teacher))
 
     def _judged(self, replay: Replay, code: int, dataset: str) -> Replay:
         # Record what the gate says of the replay. Its version is then useless, and would only clutter the model's

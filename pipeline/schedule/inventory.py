@@ -6,6 +6,7 @@ Sizes and ages come from one listing of each of the top folders; times are those
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
@@ -126,7 +127,7 @@ class Folder:
     manifest, because the clock of whoever wrote it may be another one. ``problem``: what is wrong with the
     manifest; "" if nothing is. ``late``: the days for which a dataset keeps rows. ``reach``: the days after a dataset's
     own whose ingestion looks at its events (``data.dedupe.days``, ``data.label.window_days``), or takes them into
-    histories (``data.sequences.<name>.history.days``).
+    histories (``data.sequences.<name>.history.days``). ``events``: which events these are, as text.
     """
 
     path: str
@@ -137,6 +138,7 @@ class Folder:
     problem: str = ""
     late: tuple[str, ...] = ()
     reach: int = 0
+    events: str = ""
 
     @property
     def name(self) -> str:
@@ -262,7 +264,7 @@ def _folder(store: Store, path: str, entries: list[File]) -> Folder:
         if match is not None:
             late.append(match[1])
     created = artifact.created if store.is_local else manifest.written
-    return replace(folder, created=created, late=tuple(late), reach=_reach(artifact))
+    return replace(folder, created=created, late=tuple(late), reach=_reach(artifact), events=_events(artifact))
 
 
 def _reach(artifact: Artifact) -> int:
@@ -276,6 +278,27 @@ def _reach(artifact: Artifact) -> int:
             # ``HistoryPlan.reach`` computes the same.
             days.append(1 + int(sequence.get("history", {}).get("days") or 0))
     return max(days)
+
+
+def _events(artifact: Artifact) -> str:
+    # As in ``Folder.events``: the settings by which ingestion tells datasets of other events apart
+    # (``repeats.all_before``, ``histories.datasets_before``).
+    data, folders = artifact.config.get("data", {}), {name.rpartition("/")[0] for name in artifact.files}
+    kept = list[object]()
+    if EVENTS in folders:
+        label = data.get("label", {})
+        kept.append([data.get("dedupe", {}).get("key"), label.get("column"), label.get("positive")])
+    sparse = data.get("sparse", {})
+    for name, sequence in sorted(data.get("sequences", {}).items()):
+        if f"{HISTORIES}/{name}" not in folders:
+            continue
+        history = sequence.get("history", {})
+        columns = []
+        for feature, event in sorted(sequence.get("features", {}).items()):
+            table = event.get("table")
+            columns.append([feature, event.get("column"), table, sparse.get(table, {}).get("column")])
+        kept.append([name, history.get("by"), history.get("where"), columns])
+    return json.dumps(kept)
 
 
 def _find_trials(store: Store, study: Folder) -> set[str]:

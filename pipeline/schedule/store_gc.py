@@ -197,19 +197,23 @@ def _dataset_days(folder: Folder) -> tuple[str, str]:
 
 def _awaited_datasets(stock: Inventory, newest: Mapping[str, str]) -> set[str]:
     # For each day near enough to the newest one, choose the dataset whose events later days are compared with. Models
-    # of one log that keep other events each have one.
-    chosen: dict[tuple[str, str, int], Folder] = {}
+    # of one log that keep other events each have one. The day that was ingested last counts as the newest one does,
+    # because the next one of a backfill follows it.
+    chosen: dict[tuple[str, str, int, str], Folder] = {}
+    last: dict[str, tuple[float, str]] = {}
     for folder in stock.folders:
         name, days = _dataset_days(folder)
         if days and folder.created is not None:
-            former = chosen.get((name, days, folder.reach))
+            last[name] = max(last.get(name, (0.0, "")), (folder.since, days.rpartition("..")[2]))
+            former = chosen.get((name, days, folder.reach, folder.events))
             if former is None or folder.since > former.since:
-                chosen[name, days, folder.reach] = folder
+                chosen[name, days, folder.reach, folder.events] = folder
     awaited = set()
-    for (name, days, _), folder in chosen.items():
-        until = date.fromisoformat(days.rpartition("..")[2]) + timedelta(days=folder.reach)
-        if until > date.fromisoformat(newest[name]):
-            awaited.add(folder.path)
+    for (name, days, *_), folder in chosen.items():
+        end = date.fromisoformat(days.rpartition("..")[2])
+        for day in map(date.fromisoformat, (newest[name], last[name][1])):
+            if end <= day < end + timedelta(days=folder.reach):
+                awaited.add(folder.path)
     return awaited
 
 

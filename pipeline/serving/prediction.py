@@ -282,7 +282,7 @@ def _require_other_file(out: str, option: str, path: str) -> None:
 def _guarded(write: Callable[P, None], out: str, option: str) -> Callable[P, None]:
     # Errors of ``write`` name its own file, because two of them may be open.
     def guarded(*arguments: P.args, **named: P.kwargs) -> None:
-        with disk_errors(out, f"{option} "):
+        with disk_errors(out, f"{option} ", place="the file system"):
             write(*arguments, **named)
 
     return guarded

@@ -13,10 +13,13 @@ _REFUSALS = (errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
 
 
 @contextmanager
-def disk_errors(what: str, option: str = "store=", *, doing: str = "writing") -> Iterator[None]:
+def disk_errors(
+    what: str, option: str = "store=", *, doing: str = "writing", place: str = "the store"
+) -> Iterator[None]:
     """Turn a full disk into a FullDiskError, and a refusal into an ArtifactError, about ``doing`` ``what``.
 
-    ``option``: how the user chooses another place, for the hint; "" if another place does not help.
+    ``option``: how the user chooses another place, for the hint; "" if another place does not help. ``place``: what
+    holds ``what``, in words.
     """
     try:
         yield
@@ -24,7 +27,7 @@ def disk_errors(what: str, option: str = "store=", *, doing: str = "writing") ->
         # Errors of object stores and file servers may have no errno, only the words.
         if is_full(error) or "No space left" in str(error):
             raise FullDiskError(
-                f"no space left on the store's disk while {doing} {what}",
+                f"no space left on {place}'s disk while {doing} {what}",
                 hint=f"free space there, or {option}<another fsspec URL>; no partial output was kept",
             ) from error
         if isinstance(error, PermissionError) or error.errno in _REFUSALS:
@@ -33,7 +36,7 @@ def disk_errors(what: str, option: str = "store=", *, doing: str = "writing") ->
             hint = "run the same command as a user who may write there"
             if option:
                 hint = f"{option}<an fsspec URL you may write to>"
-            raise ArtifactError(f"the store refuses {doing} {what}: {reason}", hint=hint) from error
+            raise ArtifactError(f"{place} refuses {doing} {what}: {reason}", hint=hint) from error
         raise
 
 

@@ -57,17 +57,23 @@ def whole_file(url: str, option: str) -> Iterator[Any]:
         option: What the user gave it with, for messages.
 
     Raises:
-        ConfigError: It is a folder, or a link that leads to itself.
+        ConfigError: It is a folder, a link that leads to itself, or no place that files are written to.
         ArtifactError: The disk is full, or refuses.
     """
-    fs, full = fsspec.core.url_to_fs(url)
-    with disk_errors(url, f"{option} "):
+    if not url.strip():
+        raise ConfigError(f"{option} is empty, expected the name of a file", hint=f"{option} <a name>")
+    try:
+        fs, full = fsspec.core.url_to_fs(url)
+    except (ValueError, ImportError) as error:
+        hint = f"{option} <a path, or a URL of fsspec>"
+        raise ConfigError(f"{option} {url} cannot be opened: {error}", hint=hint) from None
+    with disk_errors(url, f"{option} ", place="the file system"):
         if not isinstance(fs, LocalFileSystem):
             partial = f"{full}.{uuid.uuid4().hex[:12]}.partial"
             fs.makedirs(full.rpartition("/")[0], exist_ok=True)
             # Write under another name, because after an error fsspec closes the file, which commits what was written.
             try:
-                with fs.open(partial, "wb") as sink:
+                with _open_remote(fs, partial, url, option) as sink:
                     yield sink
                 fs.mv(partial, full)
             except BaseException:
@@ -103,6 +109,15 @@ def whole_file(url: str, option: str) -> Iterator[Any]:
         except BaseException:
             beside.unlink(missing_ok=True)
             raise
+
+
+def _open_remote(fs: AbstractFileSystem, path: str, url: str, option: str) -> Any:
+    try:
+        return fs.open(path, "wb")
+    except NotImplementedError:
+        # Such as a web server.
+        hint = f"{option} <a path, or a URL of a store>"
+        raise ConfigError(f"{option} {url} can only be read, expected a file to write", hint=hint) from None
 
 
 def _open_stream(full: str, url: str, option: str) -> IO[bytes]:

@@ -119,7 +119,8 @@ class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
         if not split.rows:
             raise DataError(
                 f"dataset {split.dataset.path} has no {split.split} rows",
-                hint="data.split.test_share=0.2, or more input rows",
+                hint="more input rows, or more of them held out: data.split.test_share, or test_days or test_hours "
+                "where the split is by these",
             )
         self.split, self.order, self.epochs, self.start = split, order, epochs, start
         self.sampler = BatchSampler(order, split.groups)

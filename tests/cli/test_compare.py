@@ -109,10 +109,17 @@ def test_the_page_has_curves_slices_and_intervals_and_needs_nothing_else(store, 
 
 
 def test_a_page_that_cannot_be_written_is_one_message(store, nightjar, tmp_path):
-    done = nightjar("compare", "good", "same", "--html", str(tmp_path / "no" / "x.html"), "--store", store.url)
-    assert done.returncode == 2
-    assert "cannot write" in done.stderr
-    assert "Traceback" not in done.stderr
+    (tmp_path / "file").touch()
+    for page, code in ((str(tmp_path / "file" / "x.html"), 7), (str(tmp_path), 2), ("", 2)):
+        done = nightjar("compare", "good", "same", "--html", page, "--store", store.url)
+        assert done.returncode == code and "--html" in done.stderr
+        assert "Traceback" not in done.stderr and done.stdout == ""
+
+
+def test_folders_of_a_page_are_made_as_those_of_other_files_are(store, nightjar, tmp_path):
+    page = tmp_path / "new" / "x.html"
+    assert nightjar("compare", "good", "same", "--html", str(page), "--store", store.url).returncode == 0
+    assert page.read_text().startswith("<!DOCTYPE html>") and [*page.parent.iterdir()] == [page]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -220,6 +221,32 @@ def test_users_and_slices_that_are_nan_are_missing(work: Path, nightjar) -> None
     assert {part.value for part in found.slices} == {"(missing)", "0.0", "1.0"}
 
 
+@pytest.mark.parametrize("kind", [pl.Int128, pl.UInt128, pl.Time, pl.Duration("ns"), pl.Datetime("ns")])
+def test_users_and_slices_may_be_of_types_that_python_or_arrow_lack(work: Path, kind: pl.DataType) -> None:
+    rows = pl.read_parquet("both.parquet")
+    odd = rows.with_columns(pl.col("user", "day").cast(pl.Int64).cast(kind))
+    known = {"score": "new", "incumbent_score": "old", "user": "user", "slices": ["day"]}
+    expected, found = api.judge(rows, **known), api.judge(odd, **known)
+    assert (found.change, found.verdict) == (expected.change, expected.verdict)
+    assert [part.rows for part in found.slices or ()] == [part.rows for part in expected.slices or ()]
+
+
+def test_keys_of_all_integers_match_and_what_polars_does_not_know_is_told(work: Path) -> None:
+    new = pl.read_parquet("new.parquet").with_row_index("key")
+    old = pl.read_parquet("old.parquet").with_row_index("key")
+    expected = api.judge(new, old).change
+    for kind in (pl.Int64, pl.Int128, pl.UInt128):
+        assert api.judge(new, old.with_columns(pl.col("key").cast(kind)), key=["key"]).change == expected
+    far = pl.col("key").cast(pl.UInt128) + pl.lit(2**100).cast(pl.UInt128) * 2**27
+    assert api.judge(new.with_columns(far), old.with_columns(far), key=["key"]).change == expected
+    objects = pl.Series("key", [object() for _ in range(old.height)], dtype=pl.Object)
+    with pytest.raises(DataError, match="key key is Object, expected a value"):
+        api.judge(new.with_columns(objects), old.with_columns(objects), key=["key"])
+    ends = pa.RunEndEncodedArray.from_arrays(pa.array([old.height], pa.int32()), pa.array([1]))
+    with pytest.raises(DataError, match="the candidate's frame cannot be read as a frame of Polars"):
+        api.judge(new.to_arrow().append_column("x", ends))
+
+
 def test_rows_are_sorted_by_time(work: Path, nightjar, plain: GateRecord) -> None:
     """Blocks of the bootstrap are rows that follow each other; CSV has times as text."""
     rows = pl.read_parquet("both.parquet").sample(fraction=1, shuffle=True, seed=1)
@@ -370,6 +397,21 @@ def test_a_page_that_cannot_be_written_does_not_cost_the_verdict(work: Path, nig
     done = nightjar(*BUDGET, "--day", "2026-02-02", "--json", "--page", "folder")
     assert done.returncode == 2 and "--page folder is a folder" in done.stderr
     assert record_of(done).verdict == "PASS" and len(alphas_of()) == 1
+
+
+@pytest.mark.parametrize(
+    ("page", "code", "said"),
+    [
+        ("", 2, "--page is empty, expected the name of a file"),
+        ("nothing://x", 2, "--page nothing://x cannot be opened: Protocol not known: nothing"),
+        ("http://127.0.0.1:9/x.html", 2, "can only be read, expected a file to write"),
+        ("new.parquet/x.html", 7, "the file system refuses writing new.parquet/x.html"),
+    ],
+)
+def test_a_page_that_no_file_can_be_is_one_message(work: Path, nightjar, page: str, code: int, said: str) -> None:
+    done = nightjar("judge", "new.parquet", "old.parquet", "--page", page)
+    assert (done.returncode, "PASS" in done.stdout) == (code, True)
+    assert said in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_new_ledger_and_a_further_look_are_said(work: Path, nightjar) -> None:

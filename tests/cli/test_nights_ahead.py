@@ -89,8 +89,8 @@ def test_the_page_has_figures_of_rows_and_memory(nightjar, store, tmp_path) -> N
     text = page.read_text()
     assert text.count("<figure>") == 2 and "Rows of user over the nights, 3,400 in the end" in text
     assert "<title>upper end of the interval</title>" in text and "<script" not in text and "no tier is full" in text
-    lost = nightjar("what-if", *SETTINGS, f"store={store.url}", "--nights", "9", "--html", str(tmp_path / "no/p.html"))
-    assert lost.returncode == 2 and "cannot write" in lost.stderr
+    lost = nightjar("what-if", *SETTINGS, f"store={store.url}", "--nights", "9", "--html", str(page / "p.html"))
+    assert lost.returncode == 7 and "refuses writing" in lost.stderr
     alone = nightjar("what-if", *SETTINGS, "--html", str(page))
     assert alone.returncode == 2 and "--html is for --nights, which is not given" in alone.stderr
 

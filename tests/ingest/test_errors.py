@@ -101,6 +101,16 @@ def test_no_train_rows(run_ingest, tmp_path):
     refused(run_ingest, config, "all 18 rows fall into the test split", "there are 2 days, the last 2 test")
 
 
+def test_the_hint_of_a_log_of_one_row_changes_something(run_ingest, tmp_path):
+    path = tmp_path / "a.csv"
+    # This row is one of the fifth that is held out.
+    path.write_text("label,x,c\n1,4,a\n")
+    for share, hint in ((0.2, "more rows"), (0.9, "data.split.test_share=0.2, or more rows")):
+        config = csv_config(path, split=SplitConfig(test_share=share))
+        error = refused(run_ingest, config, "the only row falls into the test split, expected some train rows")
+        assert error.hint == hint
+
+
 def test_damaged_and_misnamed_files(run_ingest, tmp_path):
     text = write_rows(tmp_path / "a.csv", 5000).read_bytes()
     (tmp_path / "cut.csv.gz").write_bytes(gzip.compress(text)[:-50])

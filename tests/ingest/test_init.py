@@ -261,6 +261,38 @@ def test_one_date_tells_whether_the_day_or_the_month_comes_first(work):
     assert (schema.time_format, schema.other_format) == ("%m/%d/%Y", "")
 
 
+@pytest.mark.parametrize(
+    ("form", "offset", "zone"),
+    [
+        ("%d/%b/%Y:%H:%M:%S %z", "-0700", "time_zone: Etc/GMT+7  #"),
+        ("[%d/%b/%Y:%H:%M:%S %z]", "+0530", "# time_zone: Europe/Berlin  #"),
+        ("%d/%b/%Y:%H:%M:%S %z", "+0000", None),
+        ("%Y/%m/%d %H:%M:%S%z", "+02:00", "time_zone: Etc/GMT-2  #"),
+        ("%d-%b-%Y %H:%M:%S", "", None),
+        ("%d %b %Y", "", None),
+    ],
+)
+def test_times_with_names_of_months_and_offsets_are_times_of_the_day_that_is_written(
+    work, run_ingest, form, offset, zone
+):
+    """As Apache writes its access log."""
+    log = clicks().drop("paid", "event")
+    written = []
+    for time in log["time"]:
+        written.append(datetime.fromisoformat(time).strftime(form.replace("%z", offset)))
+    log.with_columns(pl.Series("time", written)).write_csv("log.csv")
+    assert cli.main(["init", "log.csv"]) == 0
+    schema = guessed("log.csv")
+    assert schema.time is not None and schema.time.column == "time"
+    assert (schema.time_format, schema.other_format) == (form, "")
+    assert schema.days is not None and schema.days[1] == "2026-01-03"
+    zones = [line for line in Path("my/data/log.yaml").read_text().splitlines() if "time_zone" in line]
+    assert len(zones) == (zone is not None) and all(line.startswith(str(zone)) for line in zones)
+    if zone is None or not zone.startswith("#"):
+        dataset = run_ingest(compose(["data=log", "stages=[ingest]", "data.day=2026-01-03"]))
+        assert dataset.summary["rows"] == sum(time.startswith("2026-01-03") for time in log["time"])
+
+
 def test_it_is_said_that_a_day_has_too_few_rows_for_the_gate(work, capsys):
     times = [str(datetime(2026, 1, 3) + timedelta(seconds=86.4 * row)) for row in range(6000)]
     clicks(6000).with_columns(time=pl.Series(times).str.slice(0, 19)).write_csv("log.csv")
@@ -334,6 +366,40 @@ def test_a_header_is_words_that_do_not_come_again():
     assert not has_header([["u1", "a1"], ["u1", "a2"], ["u2", "a1"]])
     assert not has_header([["user", "3"], ["u1", "a1"]])
     assert not has_header([["user", "user"], ["u1", "a1"]])
+
+
+@pytest.mark.parametrize(
+    ("header", "line", "label"),
+    [
+        ("user,1,price,clicked", "u{ad},a{ad},{price},{click}", "clicked"),
+        ("user,null,price,clicked", "u{ad},a{ad},{price},{click}", "clicked"),
+        ("user,2026,price,bid", "u{ad},a{ad},{price},{click}", "bid"),
+        ("user,1,clicked", "u{ad},{flag},{click}", "clicked"),
+        ("label,0,1,2", "{click},{price},a{ad},{flag}", "label"),
+        ("user,ad,clicked,,", "u{ad},a{ad},{click},,", "clicked"),
+    ],
+)
+def test_names_of_a_header_may_be_numbers_or_missing(work, run_ingest, header, line, label):
+    lines = []
+    for row in range(400):
+        lines.append(line.format(ad=row % 7, price=row % 90 / 10, flag=row // 3 % 2, click=row % 5 % 2))
+    Path("log.csv").write_text("\n".join([header, *lines]) + "\n")
+    assert cli.main(["init", "log.csv", "--label", label]) == 0
+    assert "header: false" not in Path("my/data/log.yaml").read_text()
+    assert run_ingest(composed("log")).summary["rows"] == 400
+
+
+@pytest.mark.parametrize("first", ["u1,a1,x,1", "u1,a1,3.5,1", "u1,u1,?,1", "u1,1,3.5,?"])
+def test_a_first_line_with_a_strange_value_is_a_row(first):
+    rows = [first.split(","), *([f"u{row % 9}", f"a{row % 7}", str(row / 8), str(row % 2)] for row in range(100))]
+    assert not has_header(rows)
+
+
+def test_a_name_that_two_columns_have_is_told(work, capsys):
+    lines = [f"u{row % 7},u{row % 5},{row % 2}" for row in range(100)]
+    Path("log.csv").write_text("\n".join(["user,user,clicked", *lines]) + "\n")
+    assert cli.main(["init", "log.csv"]) == 3
+    assert "the header names 2 columns 'user', columns 1 and 2; expected a name for each" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("form", ["{number},{line}", "{line},"])

@@ -262,6 +262,10 @@ def test_a_log_of_one_time_or_within_the_gap_is_refused(run_ingest, tmp_path):
     with pytest.raises(DataError, match="all 20 rows .* are of one time, 2026-01-01 00:00:00") as error:
         run_ingest(config_of(path))
     assert "data.timestamp=" in error.value.hint
+    path = write_log(tmp_path / "log.csv", [0])
+    with pytest.raises(DataError, match="log.csv has one row with a label, which cannot be split") as error:
+        run_ingest(config_of(path))
+    assert error.value.hint == "more rows"
     path = write_log(tmp_path / "log.csv", range(0, 10 * HOUR, 600))
     with pytest.raises(DataError, match="gap_hours=9 leaves no train rows") as error:
         run_ingest(config_of(path, by_time(gap_hours=9)))

@@ -144,6 +144,28 @@ def test_gc_never_removes_what_serves_nor_what_a_rollback_restores(store: Store)
     assert promotion.roll_back(store, "m").version == A
 
 
+@pytest.mark.parametrize("twins", [1, 2])
+def test_gc_keeps_another_model_to_go_back_to_behind_versions_of_the_same_training(store: Store, twins: int) -> None:
+    """A night that was forced publishes its training once more: a rollback to that changes nothing."""
+    same = [f"v0000{number}-aaaaaaaa" for number in range(4, 5 + twins)]
+    for name in same:
+        plain(store, name, train="t")
+    promote(store, A, B, *same)
+    gone = model_commands.collect(store, "m", 1, 0.0, dry_run=False)
+    assert [each.version for each in gone] == [A, C]
+    for expected in (*reversed(same[:-1]), B):
+        assert promotion.roll_back(store, "m").version == expected
+    assert [each.version for each in model_commands.collect(store, "m", 0, 0.0, dry_run=True)] == same
+
+
+def test_gc_asks_the_log_about_versions_that_are_gone_or_damaged(store: Store) -> None:
+    promote(store, A, B, C)
+    store.write_bytes(f"models/m/{C}/manifest.json", b"no manifest")
+    assert [each.version for each in model_commands.collect(store, "m", 0, 0.0, dry_run=False)] == [A]
+    shutil.rmtree(store.full(f"models/m/{B}"))
+    assert model_commands.collect(store, "m", 0, 0.0, dry_run=False) == []
+
+
 def test_gc_leaves_a_version_in_the_making_in_an_object_store(tmp_path: Path) -> None:
     """Object stores have no times of folders, and call those of files otherwise than a disk does."""
     store = Store(f"memory:/{tmp_path}")

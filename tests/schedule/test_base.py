@@ -25,13 +25,14 @@ from tests.waits import PATIENCE
 def publish(store: Store, number: int, again: int = 0) -> str:
     """A version of the night of January ``number``, which serves from now on; ``again``: one that was forced."""
     version, day = f"v{number + again:05d}-0000000{number + again}", date(2026, 1, number)
+    training = chr(ord("b") + number)
     path = version_path("clicks", version)
     with store.draft(path, kind="model", key=f"k{number}", config={}, inputs={"plan": f"p{number}"}) as draft:
         draft.commit(
             {
                 "run": run_name("clicks", day),
                 "dataset": f"datasets/d/{day}/key{number}",
-                "checkpoint": f"runs/clicks-{day}/checkpoints/c/step-00000009",
+                "checkpoint": f"runs/clicks-{day}/checkpoints/{training}/step-00000009",
             }
         )
     promote(store, "clicks", version, by="publish")
@@ -68,8 +69,8 @@ def test_a_night_forced_again_starts_from_what_it_began_with_though_that_version
     config = compose(["publish.model=clicks", "data.day=2026-01-02", "force=true"])
     for _ in range(3):
         run_night(config, store, day, run, 0.0)
-    gone = collect(store, "clicks", 0, 0.0, dry_run=False)
-    assert [each.version for each in gone] == [first, "v00002-00000002"]
+    assert collect(store, "clicks", 0, 0.0, dry_run=False) == [], "all but the first are one model"
+    store.fs.rm(store.full(version_path("clicks", first)), recursive=True)
     assert run_night(config, store, day, run, 0.0).exit_code == 0
     assert starts == ["runs/clicks-2026-01-01/checkpoints/c/step-00000009"] * 4
     assert find_base(store, "clicks", day) is None  # nothing is known of what there was

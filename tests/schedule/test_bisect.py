@@ -31,6 +31,7 @@ from pipeline.records import (
     ModelFigures,
     Result,
     StageOutcome,
+    TrainPart,
     read,
 )
 from pipeline.schedule.bisect import bisect_run
@@ -154,6 +155,25 @@ def test_a_replay_is_the_held_run_with_the_former_settings_and_publishes_nothing
     assert read_current(runs.store, "clicks").line == ("v00001-00000001",)
     assert "v00010-0000000a" not in runs.store.names("models/clicks"), "the version of a replay is removed"
     assert "v00009-0000000a" in runs.store.names("models/clicks"), "that of the held night stays"
+
+
+@pytest.mark.parametrize(
+    ("taught_by", "weight", "teacher"),
+    [("v00001-00000001", 0.5, None), ("v00007-00000007", 0.5, "v00007-00000007"), (None, 0.0, None)],
+)
+def test_a_replay_has_the_teacher_of_the_held_run(runs: Runs, taught_by: str, weight: float, teacher: str) -> None:
+    """By itself it would learn from the version that it is judged beside."""
+    taught = ["train.distill.weight=0.5"]
+    runs.store.write_bytes(
+        "runs/clicks-2026-01-01/config.yaml", to_yaml(compose([*DAY, START, f"run={RUN}", *taught])).encode()
+    )
+    runs.run(compose([*DAY, START, f"run={RUN}", *CHANGED, *taught]))
+    result = read(Result, runs.store, f"runs/{RUN}/result.json")
+    result = replace(result, train=TrainPart(teacher=taught_by))
+    runs.store.write_json(f"runs/{RUN}/result.json", result.to_json())
+    runs.bisect(limit=1)
+    (config,) = runs.replayed
+    assert (config.train.distill.weight, config.train.distill.teacher) == (weight, teacher)
 
 
 def test_settings_that_spoil_it_together_are_named_together(runs: Runs) -> None:

@@ -63,7 +63,7 @@ def night(store: Store, number: int, outcome: str = "published", model: str = "c
         if store.find(path_of(stage, number)) is None:
             put(store, path_of(stage, number))
     write_steps(store, run, [Step(name=s, key=keys[s], path=path_of(s, number)) for s in PLACES])
-    chain = f"runs/{run}/checkpoints/aaaaaaaaaa"
+    chain = f"runs/{run}/checkpoints/{number:010x}"
     put(store, f"{chain}/{name_of(5)}", step=5, type="baseline", parents=[])
     put(store, f"{chain}/{name_of(9)}", step=9, type="difference", parents=[name_of(5)])
     put(store, f"runs/{run}/train/{number:032x}", keys, final=f"{chain}/{name_of(9)}")
@@ -145,7 +145,7 @@ def test_what_versions_refer_to_stays_whole_and_what_nobody_needs_goes(store: St
     assert not any(store.exists(path) for path in removed(result))
     assert not store.exists("datasets/d/2026-01-01"), "nor an empty folder for its day"
     assert result["bytes"] > 2 * 6 * 1000
-    chain = f"runs/{run_of(2)}/checkpoints/aaaaaaaaaa"
+    chain = f"runs/{run_of(2)}/checkpoints/{2:010x}"
     assert all(store.find(f"{chain}/{name_of(step)}") for step in (5, 9)), "the checkpoint with what it rests on"
     assert kept(result)[f"runs/{run_of(2)}"] == store_gc.NAMED_BY_VERSION
     assert removed(gc(store)) == set()
@@ -434,6 +434,53 @@ def test_events_stay_though_another_model_of_the_log_has_ingested_the_day_withou
     result = gc(store)
     assert kept(result)[f"datasets/shop/2026-01-02/{940:032x}"] == store_gc.AWAITED
     assert f"datasets/shop/2026-01-02/{941:032x}" in removed(result)
+
+
+def test_models_that_keep_other_events_of_one_day_each_have_theirs(store: Store) -> None:
+    """They reach as far, so that alone does not tell their datasets apart."""
+
+    def keeps(by: str, column: str) -> dict:
+        features = {"ads": {"table": "ad"}, "zone": {"column": column}}
+        seen = {"history": {"by": by, "days": 2}, "features": features, "max_length": len(by)}
+        return {"sequences": {"seen": seen}, "sparse": {"ad": {"column": "ad_id"}}}
+
+    settings = [
+        ("events", {"dedupe": {"key": "event", "days": 3}, "label": {"column": "clicked", "positive": "1"}}),
+        ("events", {"dedupe": {"key": "click", "days": 3}, "label": {"column": "clicked", "positive": "1"}}),
+        ("events", {"dedupe": {"key": "event", "days": 3}, "label": {"column": "bought", "positive": "1"}}),
+        ("histories/seen", keeps("user", "zone")),
+        ("histories/seen", keeps("session", "zone")),
+        ("histories/seen", keeps("user", "place")),
+    ]
+    paths = []
+    for number, (folder, data) in enumerate([*settings, settings[0]], start=960):
+        path = f"datasets/shop/2026-01-02/{number:032x}"
+        with store.draft(path, kind="ingest", key=f"{number:032x}", config={"data": data}, inputs={}) as draft:
+            with draft.open(f"{folder}/part-00000.parquet") as sink:
+                sink.write(b"x")
+            draft.commit({})
+        age(store, path, 1100 - number)
+        paths.append(path)
+    result = gc(store)
+    assert set(paths) & removed(result) == {paths[0]}, "its settings are those of the last one"
+    assert {kept(result)[path] for path in paths[1:]} == {store_gc.AWAITED}
+
+
+def test_events_stay_for_the_next_day_of_a_backfill_though_later_days_were_ingested_before(store: Store) -> None:
+    paths = []
+    for number, day in enumerate(("2026-02-01", "2026-01-01", "2026-01-02", "2026-01-03", "2026-01-04"), start=970):
+        path = f"datasets/shop/{day}/{number:032x}"
+        config = {"data": {"dedupe": {"key": "event", "days": 2}}}
+        with store.draft(path, kind="ingest", key=f"{number:032x}", config=config, inputs={}) as draft:
+            with draft.open("events/part-00000.parquet") as sink:
+                sink.write(b"x")
+            draft.commit({})
+        age(store, path, 1100 - number)
+        paths.append(path)
+    newest, first, second, third, fourth = paths
+    result = gc(store)
+    assert set(paths) & removed(result) == {first, second}
+    assert {kept(result)[path] for path in (newest, third, fourth)} == {store_gc.AWAITED}
 
 
 def test_a_dataset_that_was_replaced_or_is_of_no_day_goes(store: Store) -> None:

@@ -212,8 +212,10 @@ def test_closing_early_ends_the_thread(split):
 
 def test_an_empty_split_is_a_data_error(tmp_path):
     store, dataset = write_dataset(tmp_path, test=0)
-    with pytest.raises(DataError, match="has no test rows"):
+    with pytest.raises(DataError, match="has no test rows") as error:
         BatchReader(SplitReader(store, dataset, "test"), order())
+    # The share may be as it is meant, of too few rows.
+    assert str(error.value.hint).startswith("more input rows, or more of them held out: data.split.test_share")
 
 
 def test_whole_columns_come_in_row_order(split):

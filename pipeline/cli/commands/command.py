@@ -130,6 +130,14 @@ def tell(as_json: bool, result: Any, render: Callable[[Any], str], to: TextIO | 
     to.flush()
 
 
+def write_page(url: str, option: str, page: str) -> None:
+    """Write ``page`` to the file at ``url``, given with ``option``; a folder that is missing is made."""
+    from pipeline.store.files import whole_file
+
+    with whole_file(url, option) as sink:
+        sink.write(page.encode())
+
+
 def progress(as_json: bool, what: str) -> Callable[[int, int], None]:
     """Return what shows (done, total) as a bar on standard error if that is a terminal, else nothing."""
     if as_json or not sys.stderr.isatty():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from pipeline.cli.commands.command import Command, add_config_dir, amount, progress, show, tell
+from pipeline.cli.commands.command import Command, add_config_dir, amount, progress, show, tell, write_page
 from pipeline.core.errors import ConfigError, GateHeldError
 
 EPILOG = """\
@@ -57,7 +57,6 @@ def _judge(options: argparse.Namespace) -> int:
     from pipeline.evaluation.score_files import Columns
     from pipeline.records.gate import HOLD
     from pipeline.report.gate import gate_markdown, gate_page, gate_text
-    from pipeline.store.files import whole_file
 
     # Options may stand between two files, and argparse then takes the second file for an override.
     words = [*options.files, *options.overrides]
@@ -100,11 +99,9 @@ def _judge(options: argparse.Namespace) -> int:
     # Print the verdict first: a page that cannot be written must not lose the result that was computed for it.
     tell(options.json, record, gate_text)
     if options.page is not None:
-        with whole_file(options.page, "--page") as sink:
-            sink.write(gate_page(record, files="").encode())
+        write_page(options.page, "--page", gate_page(record, files=""))
     if options.markdown is not None:
-        with whole_file(options.markdown, "--markdown") as sink:
-            sink.write(gate_markdown(record).encode())
+        write_page(options.markdown, "--markdown", gate_markdown(record))
     if options.page and not options.json:
         show(f"\nlook at {options.page}")
     return GateHeldError.exit_code if record.verdict == HOLD else 0

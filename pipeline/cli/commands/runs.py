@@ -5,10 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.cli.commands.command import Command, columns, complain, on_store, progress, show, store_of, tell
+from pipeline.cli.commands.command import (
+    Command,
+    columns,
+    complain,
+    on_store,
+    progress,
+    show,
+    store_of,
+    tell,
+    write_page,
+)
 from pipeline.core.errors import ArtifactError, ConfigError
 
 if TYPE_CHECKING:
@@ -96,16 +105,13 @@ def _compare(options: argparse.Namespace) -> int:
     store = store_of(options)
     bar = progress(options.json, "comparing")
     record = compare_runs(store, options.runs, slices=options.slices, progress=bar)
-    if options.html:
+    if options.html is not None:
         curves = {}
         for line in record.runs:
             curves[line.run] = read_records(store, line.run)
         page = comparison_page(record, curves)
         # The page comes first: if it cannot be written, the command prints nothing but the error.
-        try:
-            Path(options.html).write_text(page)
-        except OSError as error:
-            raise ConfigError(f"cannot write {options.html}: {error.strerror}", hint="--html compare.html") from None
+        write_page(options.html, "--html", page)
     tell(options.json, record, comparison_text)
     if options.html and not options.json:
         show(f"\nlook at {options.html}")

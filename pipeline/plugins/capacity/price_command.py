@@ -8,10 +8,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.cli.commands.command import Command, add_config_dir, progress, show, tell
+from pipeline.cli.commands.command import Command, add_config_dir, progress, show, tell, write_page
 from pipeline.cli.commands.plans import planned_for
 from pipeline.core.errors import ArtifactError, ConfigError, NightjarError, PlanError
 
@@ -218,11 +217,8 @@ def _choose(options: argparse.Namespace, path: str, overrides: Sequence[str], da
         rules=_rules(measured),
         notes=tuple(notes),
     )
-    if options.html:
-        try:
-            Path(options.html).write_text(price_page(record))
-        except OSError as error:
-            raise ConfigError(f"cannot write {options.html}: {error.strerror}", hint="--html price.html") from None
+    if options.html is not None:
+        write_page(options.html, "--html", price_page(record))
     tell(options.json, record, price_text)
     if options.html and not options.json:
         show(f"\nlook at {options.html}")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from pipeline.cli.commands.command import Command, add_config_dir, progress, tell
+from pipeline.cli.commands.command import Command, add_config_dir, progress, tell, write_page
 from pipeline.cli.commands.plans import planned_for
-from pipeline.core.errors import ConfigError, NightjarError, PlanError
+from pipeline.core.errors import NightjarError, PlanError
 
 SCALE = """\
 Predicts the training of these settings on more ranks than this machine has: hosts like the configured one, with the
@@ -119,11 +118,8 @@ def _scale(options: argparse.Namespace) -> int:
         served=options.store_gb_per_s,
         progress=progress(options.json, f"planning {len(options.ranks)} worlds"),
     )
-    if options.html:
-        try:
-            Path(options.html).write_text(scale_page(record))
-        except OSError as error:
-            raise ConfigError(f"cannot write {options.html}: {error.strerror}", hint="--html scale.html") from None
+    if options.html is not None:
+        write_page(options.html, "--html", scale_page(record))
     tell(options.json, record, scale_text)
     return 0 if any(world.fits for world in record.worlds) else PlanError.exit_code
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from datetime import date
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipeline.cli.commands.command import Command, add_config_dir, progress, tell
+from pipeline.cli.commands.command import Command, add_config_dir, progress, tell, write_page
 from pipeline.cli.commands.plans import planned_for
 from pipeline.core.errors import ArtifactError, ConfigError, PlanError
 
@@ -57,7 +56,7 @@ def _nights(text: str) -> int:
 def _what_if(options: argparse.Namespace) -> int:
     if options.nights is not None:
         return _what_if_nights(options)
-    if options.html:
+    if options.html is not None:
         raise ConfigError("--html is for --nights, which is not given", hint="--nights 30 --html nights.html")
     from pipeline.config.compose import sweep
     from pipeline.planning.planner import make_plan
@@ -96,11 +95,8 @@ def _what_if_nights(options: argparse.Namespace) -> int:
     records = []
     for job, settings in zip(jobs, varying(jobs), strict=True):
         records.append(_outlook(job, options, settings))
-    if options.html:
-        try:
-            Path(options.html).write_text(outlook_page(records))
-        except OSError as error:
-            raise ConfigError(f"cannot write {options.html}: {error.strerror}", hint="--html nights.html") from None
+    if options.html is not None:
+        write_page(options.html, "--html", outlook_page(records))
     tell(options.json, records, outlooks_text)
     return 0 if any(record.fits for record in records) else PlanError.exit_code
 
