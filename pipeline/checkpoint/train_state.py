@@ -24,10 +24,11 @@ class TrainState:
     ``schedule``: JSON data, the settings of the learning rates for people, and how the weights that are saved differ
     from those that train (``training/checkpoints.py``); the rates themselves follow from ``step`` and ``validation``;
     ``windows``: JSON data of the metric windows;
-    ``towers``: {start of a tower module's parameter names: its features, in order}, without what would mean nothing
-    for other features; ``order``: the features by group of ``data``, in the order in which the model takes them, which
-    no record of a configuration tells (the order of rows is ``lanes`` and ``shuffle_key``); ``validation``: looks at
-    validation rows, {} without any; ``rng``: every rank's ``torch.get_rng_state()``, uint8 [world size, bytes], None
+    ``towers``: {start of a tower module's parameter names: its features, in order}, without what would mean nothing for
+    other features; ``tower_module``: their module, a ``TowerModuleSpec``, where ``partition.auto`` chose it (else the
+    configuration tells); ``order``: the features by group of ``data``, in the order in which the model takes them,
+    which no record of a configuration tells (the order of rows is ``lanes`` and ``shuffle_key``); ``validation``: looks
+    at validation rows, {} without any; ``rng``: every rank's ``torch.get_rng_state()``, uint8 [world size, bytes], None
     where it does not matter; ``compiled``: whether ``train.compile=auto`` compiles the dense part, None before it is
     decided; ``lanes``: the number of lanes of the rows, 1 if a checkpoint does not record it; ``shuffle_key``: the key
     of their order besides the seed, "" for the dataset's own key, as in checkpoints of earlier releases.
@@ -46,6 +47,7 @@ class TrainState:
     compiled: bool | None = None
     lanes: int = 1
     shuffle_key: str = ""
+    tower_module: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return everything but ``rng``, which is a tensor, as plain data."""
@@ -53,6 +55,7 @@ class TrainState:
         del record["rng"]
         # Older checkpoints do not have these keys, so values at their defaults are left out.
         defaults: dict[str, Any] = {"validation": {}, "order": {}, "compiled": None, "lanes": 1, "shuffle_key": ""}
+        defaults["tower_module"] = {}
         for name, default in defaults.items():
             if record[name] == default:
                 del record[name]

@@ -32,6 +32,11 @@ def check(config: Config) -> None:
             hint=f"train.global_batch={1024 * ranks}",
         )
     check_parts(config)
+    if config.partition.auto and config.partition.name == "flat":
+        raise ConfigError(
+            "partition.auto is true, but partition.name is flat, which leaves nothing to choose",
+            hint="partition=dmt, or partition.auto=false",
+        )
     if config.hardware.embedding_hosts:
         _check_bipartite(config)
     if config.train.asynchronous:

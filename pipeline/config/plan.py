@@ -69,6 +69,18 @@ class PartitionConfig:
     """Towers of features (DMT, MLSys'24); docs/towers.md explains them."""
 
     name: str = setting("flat", choices=("flat", "dmt"), doc="flat: no towers. dmt: divide the features into towers.")
+    auto: bool = setting(
+        False,
+        doc="With dmt: choose between the flat model and towers, and their number, module and width, by the predicted "
+        "step and `max_ne_loss`. `towers`, `dim` and a `module` that compresses limit the choice.",
+    )
+    max_ne_loss: float = setting(
+        0.1,
+        low=-100.0,
+        high=100.0,
+        doc="With `auto`: how much worse the NE of towers may be than the flat model's after a short training of both, "
+        "in per cent.",
+    )
     towers: int = setting(0, low=0, doc="Number of towers; 0: one per host.")
     strategy: str = setting(
         "coherent",

@@ -54,8 +54,8 @@ def require_one_machine(config: Config) -> None:
             hint="hardware.hosts=1, or only plan for it: stages=[ingest,plan]",
         )
     kinds = {*config.plan.sharding_types, *(pin.sharding for pin in config.plan.tables.values())}
-    # Towers and embedding hosts have no such tables.
-    flat = config.partition.name == "flat" and not hardware.embedding_hosts
+    # Towers and embedding hosts have no such tables, but ``partition.auto`` may choose the flat model.
+    flat = (config.partition.name == "flat" or config.partition.auto) and not hardware.embedding_hosts
     if flat and "table_row_wise" in kinds:
         raise ConfigError(
             "plan asks for table_row_wise, whose hosts TorchRec takes from the machine, but launch=local acts as "

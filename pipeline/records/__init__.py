@@ -160,7 +160,7 @@ from pipeline.records.scratch import place_bytes
 from pipeline.records.sealed_prediction import ComparedRun, RunPrediction, SealedLine, SealedList, SealedPrediction
 from pipeline.records.search import DecisionRecord, Price, SearchPoint, SearchRecord, search_directory
 from pipeline.records.serving import DENSE, SERVING, WEIGHTS, DenseRecord, Description, TableLayout
-from pipeline.records.towers import Tower, TowerEvidence, TowerModuleSpec, Towers
+from pipeline.records.towers import Tower, TowerCandidate, TowerChoice, TowerEvidence, TowerModuleSpec, Towers
 
 __all__ = [
     "BESIDE_TRAINING",
@@ -309,6 +309,8 @@ __all__ = [
     "TaskFigures",
     "TierBytes",
     "Tower",
+    "TowerCandidate",
+    "TowerChoice",
     "TowerEvidence",
     "TowerModuleSpec",
     "Towers",

@@ -96,8 +96,56 @@ class TowerEvidence(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TowerCandidate(Record):
+    """What ``partition.auto`` could choose: the flat model (0 ``towers``), or ``towers`` with a ``module``.
+
+    ``ratio``: of the predicted step to the flat plan's; ``bytes_per_sample``: what a sample sends between hosts, forth
+    and back, in float32 and with table-wise tables; ``ne_change``: of the NE on held-out rows against the flat model's
+    in per cent, with its standard error over these rows as ``ne_error``; ``verdict``: why it was chosen or not.
+    """
+
+    STRICT: ClassVar[bool] = True
+
+    towers: int
+    module: TowerModuleSpec
+    predicted_step_ms: float | None = None
+    ratio: float | None = None
+    bytes_per_sample: float = 0.0
+    ne_change: float | None = absent()
+    ne_error: float | None = absent()
+    verdict: str = ""
+
+    @property
+    def label(self) -> str:
+        """The candidate in words."""
+        if not self.towers:
+            return "flat"
+        return f"{self.towers} towers, {self.module.label}, width {self.module.dim}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TowerChoice(Record):
+    """How ``partition.auto`` chose among ``candidates``, the flat model first, the others by predicted step.
+
+    ``max_ne_loss``: the setting; ``chosen``: an index of ``candidates``; ``why``: a sentence; ``source``: how the
+    changes of NE were measured, "" if none were.
+    """
+
+    STRICT: ClassVar[bool] = True
+
+    max_ne_loss: float
+    candidates: tuple[TowerCandidate, ...]
+    chosen: int = 0
+    why: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Towers(Record):
-    """``towers.json``: every sparse feature and sequence in one tower. ``partition`` flat: one tower, no transform."""
+    """``towers.json``: every sparse feature and sequence in one tower. ``partition`` flat: one tower, no transform.
+
+    ``choice``: with ``partition.auto``, what was chosen among, and why.
+    """
 
     FILE: ClassVar[str] = "towers.json"
     KIND: ClassVar[str] = "towers record"
@@ -111,6 +159,7 @@ class Towers(Record):
     towers: tuple[Tower, ...]
     module: TowerModuleSpec = field(default_factory=TowerModuleSpec)
     evidence: TowerEvidence | None = None
+    choice: TowerChoice | None = absent()
 
     @property
     def is_flat(self) -> bool:

@@ -13,6 +13,7 @@ from pipeline.records.gate import HOLD, Curve
 from pipeline.records.plan import Plan
 from pipeline.records.record import read
 from pipeline.records.result import Evaluation, IngestPart, PlanPart, Result, TrainPart
+from pipeline.records.towers import TowerChoice, Towers
 from pipeline.report import run_tables
 from pipeline.report.charts import run_figures, sequence_figures
 from pipeline.report.gate import GATE_PAGE
@@ -20,7 +21,7 @@ from pipeline.report.page import from_template, pill
 from pipeline.report.plans import PLAN_PAGE
 from pipeline.report.records import read_records
 from pipeline.report.summary import doubts, error_text, hosts_lines, reachable_gain
-from pipeline.report.towers import TOWERS_PAGE
+from pipeline.report.towers import TOWERS_PAGE, choice_part
 from pipeline.specs import STAGES
 from pipeline.store.artifacts import Store
 
@@ -33,7 +34,7 @@ class ReportData:
 
     ``plan_problem``: why ``plan.json`` could not be read. ``finished``: when the youngest artifact was committed,
     seconds since 1970. ``plan_page``, ``towers_page``, ``gate_page``: relative URLs. ``data``: from ``read_data``.
-    ``attention``: what events of example rows weigh, by sequence.
+    ``attention``: what events of example rows weigh, by sequence. ``choice``: of ``partition.auto``.
     """
 
     result: Result
@@ -48,6 +49,7 @@ class ReportData:
     gate_page: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
     attention: Mapping[str, Any] = field(default_factory=dict)
+    choice: TowerChoice | None = None
 
 
 def write_report(store: Store, run: str) -> str:
@@ -91,6 +93,8 @@ def read_run(store: Store, run: str) -> ReportData:
         found["reliability"] = read(Curve, store, curve)
     if store.exists(attention):
         found["attention"] = store.read_json(attention)
+    if "partition" in artifacts:
+        found["choice"] = read(Towers, store, f"{paths['partition']}/{Towers.FILE}").choice
     return ReportData(
         result=result,
         records=read_records(store, run),
@@ -154,6 +158,7 @@ def render(data: ReportData) -> str:
         prediction_words=run_tables.prediction_words(result.prediction),
         details=details,
         plan=_plan(result.plan, data),
+        choice=choice_part(data.choice),
         config=run_tables.config_excerpt(data.config),
     )
 
@@ -211,7 +216,8 @@ def _plan(part: PlanPart | None, data: ReportData) -> dict[str, Any] | None:
         "table": run_tables.plan_table(part.tables, data.plan),
         "problem": data.plan_problem,
         "page": data.plan_page,
-        "towers": data.towers_page,
+        # The page of an automatic choice exists for the flat model, too.
+        "towers": "" if data.result.towers is None else data.towers_page,
     }
 
 

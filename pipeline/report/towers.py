@@ -12,7 +12,7 @@ from markupsafe import Markup
 
 from pipeline.core import units
 from pipeline.records.plan import Plan
-from pipeline.records.towers import TowerEvidence, Towers
+from pipeline.records.towers import TowerCandidate, TowerChoice, TowerEvidence, Towers
 from pipeline.report.page import COLOURS, Figure, PageTable, from_template, with_swatch
 from pipeline.report.run_tables import rank_words
 from pipeline.report.svg import drawing, tag
@@ -48,13 +48,18 @@ def towers_page(towers: Towers) -> str:
         about += f" · {evidence.strategy}: {strategy}"
     if _load_shares_by_name(towers):
         text = f"An even share is {units.percent(1 / len(towers.towers))}; cost and memory are the plan's."
+    heading = f"{units.plural(len(towers.towers), 'tower')} of features"
+    if towers.is_flat:
+        heading = "The flat model, without towers"
     return from_template(
         "towers.html",
         title="Nightjar towers",
         files="towers.json",
         about=about,
         summary=_figures(towers, evidence),
-        heading=f"{units.plural(len(towers.towers), 'tower')} of features",
+        heading=heading,
+        choice=choice_part(towers.choice),
+        flat=towers.is_flat,
         pictures=_pictures(towers, evidence),
         source=evidence.source,
         text=text,
@@ -174,15 +179,52 @@ def _features(towers: Towers, evidence: TowerEvidence) -> PageTable:
     return PageTable(("Feature", "Tower", "Time, ms*", "Memory*", "Reason~"), rows)
 
 
+def choice_part(choice: TowerChoice | None) -> dict[str, Any] | None:
+    """Return what pages show of an automatic choice: the ``table`` of its candidates, ``why`` and ``source``."""
+    if choice is None:
+        return None
+    head, cells = _candidates(choice)
+    # The first and the last column are words.
+    return {"table": PageTable([head[0], *(f"{name}*" for name in head[1:-1]), f"{head[-1]}~"], cells), **vars(choice)}
+
+
+def choice_text(choice: TowerChoice) -> str:
+    """Show the candidates of an automatic choice as a table, and why one was chosen."""
+    head, cells = _candidates(choice)
+    lines = [f"partition.auto: {choice.why}"]
+    table = units.text_table([head[0], *(f"{name}*" for name in head[1:-1]), head[-1]], cells)
+    lines += [f"  {line}" for line in table.splitlines()]
+    if choice.source:
+        lines.append(f"  NE from {choice.source}")
+    return "\n".join(lines)
+
+
+def _candidates(choice: TowerChoice) -> tuple[list[str], list[list[str]]]:
+    head = ["Candidate", "Step, ms", "of flat's", "Bytes a sample", "NE, %", "Verdict"]
+    return head, [_candidate_cells(candidate) for candidate in choice.candidates]
+
+
+def _candidate_cells(candidate: TowerCandidate) -> list[str]:
+    change = units.ABSENT
+    if candidate.ne_change is not None:
+        change = f"{candidate.ne_change:+.2f} ± {candidate.ne_error:.2f}"
+    ratio = units.percent(candidate.ratio, 0)
+    step = units.decimal(candidate.predicted_step_ms, 3)
+    return [candidate.label, step, ratio, units.count(candidate.bytes_per_sample), change, candidate.verdict]
+
+
 def towers_text(towers: Towers) -> str:
     """Say which features went where and why, in a few lines for the terminal."""
+    chosen = [choice_text(towers.choice)] if towers.choice is not None else []
+    if towers.is_flat:
+        return "\n".join(chosen)
     evidence = towers.evidence or TowerEvidence(strategy="")
     message = f"{len(towers.towers)} towers, module {towers.module.name}, {evidence.strategy}: "
     message += STRATEGIES.get(evidence.strategy, "")
     means = similarities(towers)
     if means is not None:
         message += f"; similarity {units.decimal(means[0], 2)} within towers, {units.decimal(means[1], 2)} across"
-    lines = [message]
+    lines = [*chosen, message]
     loads = _load_shares_by_name(towers)
     for index, tower in enumerate(towers.towers):
         names = ", ".join(tower.features)

@@ -23,7 +23,6 @@ from pipeline.records.record import read
 from pipeline.records.result import Evaluation
 from pipeline.records.runs import Step
 from pipeline.records.serving import WEIGHTS, Description, TableLayout
-from pipeline.records.towers import Towers
 from pipeline.specs.model import MODELS
 from pipeline.stages.release_gate import WrittenModel, judge_version
 from pipeline.store.artifacts import Draft, Store
@@ -236,13 +235,14 @@ def _write_dense(
     from pipeline.publishing.dense import build_dense, input_shapes, probe, write_dense
     from pipeline.publishing.program import write_program
     from pipeline.serving.scorer import one_thread
+    from pipeline.stages.stage_inputs import read_trained_towers
 
     members = members_of(inputs["train"].summary)
     dense, weights = [], []
     for member in members:
         dense.append(read_dense(store, store.get(member.checkpoint, "train")))
         weights.append(member.weight)
-    towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
+    towers = read_trained_towers(config, store, inputs)
     module = build_dense(schema, towers, dense, weights, config)
     # Use one thread, which any machine has, so that the version has the same bytes on all machines.
     with one_thread():

@@ -32,7 +32,6 @@ from pipeline.records.model_version import CALIBRATOR, CalibrationCurve, Calibra
 from pipeline.records.record import read
 from pipeline.records.result import IngestPart
 from pipeline.records.runs import Step
-from pipeline.records.towers import Towers
 from pipeline.specs.gate_check import ScoredRows, ScoredTask, SliceColumn
 from pipeline.specs.label_kind import LABEL_KINDS, MAIN_TASK
 from pipeline.store.artifacts import Draft, Store
@@ -219,6 +218,7 @@ def _measure_importance(
 ) -> dict[str, Any]:
     # Returns the candidate's features and towers by importance, as entries of the record, if asked for. Collective.
     from pipeline.stages.release_ranks import importance_on_ranks
+    from pipeline.stages.stage_inputs import read_trained_towers
 
     rows, schema = config.gate.importance_rows, split.schema
     if not rows or not split.rows:
@@ -230,7 +230,7 @@ def _measure_importance(
     for sequence in schema.sequences:
         columns[sequence.name] = [column.name for column in sequence.columns]
     measured = {"importance": importance_on_ranks(split, candidate, columns, rows, config.seed)}
-    towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
+    towers = read_trained_towers(config, store, inputs)
     if not towers.is_flat:
         groups = {}
         for number, tower in enumerate(towers.towers):

@@ -6,7 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config import Config
 from pipeline.config.checks import check_parts
@@ -17,9 +17,14 @@ from pipeline.records.dataset import DatasetSchema, Profile
 from pipeline.records.plan import Plan
 from pipeline.records.record import read
 from pipeline.records.runs import Step, run_directory
-from pipeline.records.towers import Towers
+from pipeline.records.towers import TowerModuleSpec, Towers
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
+
+if TYPE_CHECKING:
+    from pipeline.planning.inputs import PlanInputs
+    from pipeline.planning.step_prediction import Crossing
+    from pipeline.towers.layout import TowerHosts, TowerLayout
 
 INIT_FROM = "checkpoint.init_from="  # as typed on the command line
 # The limits of ``train.global_batch=auto``; a batch is in samples. MIN_STEPS is for an epoch: after fewer updates, a
@@ -50,14 +55,21 @@ def read_towers(
     """
     partition = inputs["partition"]
     towers = read(Towers, store, f"{partition.path}/towers.json")
-    if towers.is_flat:
-        return read_plan(store, inputs["plan"]), towers
     former = towers_of_checkpoints(config, store, checkpoints, towers)
+    if former.is_flat:
+        return read_plan(store, inputs["plan"]), former
     if former == towers:
         return read_plan(store, partition), towers
     log.info("this hardware would divide the features otherwise; they stay in the towers of the checkpoints")
     schema, profile = read_dataset(store, inputs["ingest"])
     return refine_plan(config, schema, profile, former, inputs["ingest"].key), former
+
+
+def read_trained_towers(config: Config, store: Store, inputs: Mapping[str, Artifact]) -> Towers:
+    """Read the towers of the training in ``inputs``: those of its last checkpoint."""
+    towers = read(Towers, store, f"{inputs['partition'].path}/towers.json")
+    final = inputs["train"].summary.get("final")
+    return towers_of_checkpoints(config, store, [store.get(final, "train")] if final else [], towers)
 
 
 def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers: Towers, key: str) -> Plan:
@@ -70,43 +82,58 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
         PlanError: The tables of a group do not fit its hosts.
         ConfigError: Pins, types or hardware figures are impossible.
     """
-    from pipeline.planning.cost import step_ms
-    from pipeline.planning.inputs import PlanInputs
-    from pipeline.planning.planner import make_plan
-    from pipeline.planning.step_prediction import Crossing, beyond_tower_bytes, beyond_tower_ms
-    from pipeline.towers.assignment import modules_costs
-    from pipeline.towers.layout import layout_of, tower_hosts_settings, united_plan
+    from pipeline.towers.layout import layout_of
 
     layout = layout_of(towers, schema.vectors, config.hardware.hosts, config.hardware.ranks_per_host)
-    module, dim = layout.towers.module, config.model.embedding_dim
+    groups = plan_groups(config, schema, profile, layout, key, with_modules=True)
+    return add_crossing(config, schema, profile, layout, groups)
+
+
+def plan_groups(
+    config: Config, schema: DatasetSchema, profile: Profile, layout: TowerLayout, key: str, *, with_modules: bool
+) -> list[tuple[PlanInputs, Plan]]:
+    """Plan the tables of each group of tower hosts on its own hosts alone.
+
+    The other arguments and the errors are those of ``refine_plan``.
+
+    Args:
+        with_modules: Reserve the memory of the towers' modules and exchanges. Without it, the plans are the same
+            whatever the module.
+    """
+    from pipeline.planning.inputs import PlanInputs
+    from pipeline.planning.planner import make_plan
+    from pipeline.planning.step_prediction import beyond_tower_bytes
+    from pipeline.towers.layout import tower_hosts_settings
+
     flat = PlanInputs.of(config, schema, profile)
     plans = []
     for group in layout.tower_hosts:
-        # Plan the tables of this group on its hosts alone.
         local = schema.with_vectors([name for name in schema.vectors if name in group.features])
         tables = [table.name for table in local.tables]
         settings, hardware = tower_hosts_settings(config.plan, config.hardware, group, tables)
         inputs = dataclasses.replace(flat, schema=local, plan=settings, hardware=hardware)
+        if with_modules:
+            crossing = _crossing(config, schema, profile, layout, group)
+            inputs = dataclasses.replace(inputs, beyond=beyond_tower_bytes(inputs, flat, crossing))
+        plans.append((inputs, make_plan(inputs, key)))
+    return plans
 
-        # Find what a sample sends between these hosts and the others, and what modules take.
-        remote = schema.with_vectors([name for name in layout.features if name not in group.features])
-        sizes: list[int] = []
-        others: list[int] = []
-        for number, tower in enumerate(towers.towers):
-            same = sizes if number in group.towers else others
-            same.append(len(tower.features))
-        crossing = Crossing(
-            ids=sum(1 + profile.sparse[column.name].pooling for column in remote.id_columns),
-            own=sum(map(module.vectors, sizes)),
-            vectors=layout.vectors,
-            dim=dim if module.name == "pass_through" else module.dim,
-            groups=len(layout.tower_hosts),
-            modules=modules_costs(module, sizes, dim),
-            held=modules_costs(module, others, dim).parameters,
-        )
-        beyond = beyond_tower_bytes(inputs, flat, crossing)
-        plan = make_plan(dataclasses.replace(inputs, beyond=beyond), key)
-        extra = beyond_tower_ms(inputs, config.hardware, crossing)
+
+def add_crossing(
+    config: Config,
+    schema: DatasetSchema,
+    profile: Profile,
+    layout: TowerLayout,
+    groups: Sequence[tuple[PlanInputs, Plan]],
+) -> Plan:
+    """Add to the plans of ``plan_groups`` what a sample sends between them, and unite them."""
+    from pipeline.planning.cost import step_ms
+    from pipeline.planning.step_prediction import beyond_tower_ms
+    from pipeline.towers.layout import united_plan
+
+    plans = []
+    for group, (inputs, plan) in zip(layout.tower_hosts, groups, strict=True):
+        extra = beyond_tower_ms(inputs, config.hardware, _crossing(config, schema, profile, layout, group))
         phases = []
         for rank in plan.phases:
             # Round as in the plans of the planner.
@@ -115,29 +142,71 @@ def refine_plan(config: Config, schema: DatasetSchema, profile: Profile, towers:
     return united_plan(layout, plans, [table.name for table in schema.tables])
 
 
+def _crossing(
+    config: Config, schema: DatasetSchema, profile: Profile, layout: TowerLayout, group: TowerHosts
+) -> Crossing:
+    # Returns what a sample sends between the hosts of ``group`` and the others, and what modules take.
+    from pipeline.planning.step_prediction import Crossing
+    from pipeline.towers.assignment import modules_costs
+
+    module, dim = layout.towers.module, config.model.embedding_dim
+    remote = schema.with_vectors([name for name in layout.features if name not in group.features])
+    sizes: list[int] = []
+    others: list[int] = []
+    for number, tower in enumerate(layout.towers.towers):
+        same = sizes if number in group.towers else others
+        same.append(len(tower.features))
+    return Crossing(
+        ids=sum(1 + profile.sparse[column.name].pooling for column in remote.id_columns),
+        own=sum(map(module.vectors, sizes)),
+        vectors=layout.vectors,
+        dim=dim if module.name == "pass_through" else module.dim,
+        groups=len(layout.tower_hosts),
+        modules=modules_costs(module, sizes, dim),
+        held=modules_costs(module, others, dim).parameters,
+    )
+
+
 def towers_of_checkpoints(config: Config, store: Store, checkpoints: Sequence[Artifact], towers: Towers) -> Towers:
     """Return the towers of the newest readable checkpoint on this hardware; ``towers`` if it has none or the same.
+
+    With ``partition.auto``, the checkpoint may be flat where ``towers`` are not, or have another module: a choice
+    depends on the hardware, and a training that goes on keeps its own.
 
     Args:
         checkpoints: Checkpoints of one training, oldest first.
     """
     from pipeline.checkpoint.reader import read_state
-    from pipeline.towers.assignment import towers_of
 
+    if towers.is_flat and towers.choice is None:
+        return towers
     # The assignment depends on the hardware, through the loads; what a module has learned depends on its features.
     for checkpoint in reversed(checkpoints):
         try:
-            former = read_state(store, checkpoint)["train"].get("towers", {})
+            state = read_state(store, checkpoint)["train"]
         except DamagedError:
             # A training that resumes skips damaged checkpoints, too.
             continue
-        assigned = list(former.values())
-        present = [list(tower.features) for tower in towers.towers]
-        if not former or assigned == present:
-            return towers
-        features = list(chain.from_iterable(present))
-        return towers_of(config.partition, config.model.embedding_dim, config.hardware.hosts, assigned, features)
+        return _former_towers(config, state, towers)
     return towers
+
+
+def _former_towers(config: Config, state: Mapping[str, Any], towers: Towers) -> Towers:
+    # Returns the towers of a checkpoint with the training ``state``, whose own module is recorded with an automatic
+    # choice alone.
+    from pipeline.towers.assignment import flat_towers, place_towers
+
+    assigned, present = list(state.get("towers", {}).values()), [list(tower.features) for tower in towers.towers]
+    module, hosts = towers.module, config.hardware.hosts
+    features = list(chain.from_iterable(present))
+    if towers.choice is not None:
+        if not assigned:
+            return towers if towers.is_flat else flat_towers(hosts, features)
+        module = TowerModuleSpec.from_json(state.get("tower_module", module.to_json()))
+        features = sorted(chain.from_iterable(assigned))
+    if not assigned or (assigned == present and module == towers.module):
+        return towers
+    return Towers(partition="dmt", towers=place_towers(assigned, features, hosts), module=module)
 
 
 def read_plan(store: Store, artifact: Artifact) -> Plan:

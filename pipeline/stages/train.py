@@ -19,7 +19,15 @@ from pipeline.records.runs import Step, run_directory
 from pipeline.specs.stage import Stage, StageIO, Use, covered, use
 from pipeline.stages.artifact_keys import code_of, optimizer_options
 from pipeline.stages.distillation import TEACHER, covered_teacher, score_train_rows
-from pipeline.stages.partition import compares, has_towers, low_rank, probes, tower_settings
+from pipeline.stages.partition import (
+    chooses,
+    compares,
+    has_towers,
+    low_rank,
+    probes,
+    reads_rows,
+    tower_settings,
+)
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact, artifact_key
 
@@ -46,7 +54,9 @@ CONTINUATION = (
     use("partition", "towers", when=has_towers, named=True),
     use("partition", "strategy pins groups module c p dim cross_layers", when=has_towers),
     use("partition", "rank", when=low_rank),
-    use("partition", "probe probe_rows imbalance", when=compares),
+    use("partition", "auto max_ne_loss", when=chooses),
+    use("partition", "probe imbalance", when=compares),
+    use("partition", "probe_rows", when=reads_rows),
     use("partition", "probe_steps", when=probes),
     use("model", "*"),
     use("data.sequences", "*.target"),

@@ -33,6 +33,18 @@ def tower_count(partition: PartitionConfig, hosts: int) -> int:
     return partition.towers or hosts
 
 
+def tower_counts(partition: PartitionConfig, hosts: int) -> list[int]:
+    """Return the numbers of towers that ``partition.auto`` chooses among, ``tower_count`` first.
+
+    Half as many towers, each on two hosts, have more features that meet in one; fewer ones save little.
+    """
+    counts = [tower_count(partition, hosts)]
+    # Pins name towers by number, and so decide how many there are.
+    if not partition.towers and not partition.pins and hosts >= 4 and hosts % 2 == 0:
+        counts.append(hosts // 2)
+    return counts
+
+
 def tower_hosts(count: int, hosts: int) -> list[tuple[int, ...]]:
     """Return the hosts of each of ``count`` towers: several hosts per tower, or several towers per host.
 
@@ -75,12 +87,16 @@ def towers_of(
         dim=module_dim,
         rank=partition.rank if low_rank else 0,
     )
+    return Towers(partition=partition.name, towers=place_towers(assigned, features, hosts), module=module)
+
+
+def place_towers(assigned: Sequence[Sequence[str]], features: Sequence[str], hosts: int) -> tuple[Tower, ...]:
+    """Place towers of ``features``, ``assigned`` by tower, on the ``hosts``; ConfigError if they do not fit."""
     placed = []
     for names, own_hosts in zip(assigned, tower_hosts(len(assigned), hosts), strict=True):
         placed.append(Tower(features=tuple(names), hosts=own_hosts))
-    towers = Towers(partition=partition.name, towers=tuple(placed), module=module)
-    check_towers(towers.towers, features, hosts)
-    return towers
+    check_towers(placed, features, hosts)
+    return tuple(placed)
 
 
 def flat_towers(hosts: int, features: Sequence[str]) -> Towers:
@@ -157,8 +173,11 @@ def check_partition(
 def unread_settings(partition: PartitionConfig) -> list[str]:
     """Return a sentence for each setting that ``partition.module`` does not read, if it is not at its default.
 
-    They are no error: a study may try modules and their sizes together.
+    They are no error: a study may try modules and their sizes together. With ``partition.auto``, they belong to modules
+    that may be chosen.
     """
+    if partition.auto:
+        return []
     sentences = []
     defaults = PartitionConfig()
     for name, modules in MODULES_OF_SETTING.items():

@@ -218,7 +218,8 @@ class Checkpoints:
             RestoreTarget(model.rows, model.dense, model.optimizer),
             tables_only=wanted.init_tables_only,
             rename=dict(wanted.rename),
-            partly=partition != asdict(self.settings.partition),
+            # With an automatic choice, equal settings may have led to other towers.
+            partly=partition != asdict(self.settings.partition) or self.settings.partition.auto,
             towers=self.executor.tower_features,
             order=self.executor.feature_order,
         )
@@ -366,6 +367,7 @@ class Checkpoints:
             compiled=self.compiling.compiled,
             lanes=self.order.lanes,
             shuffle_key=self.order.key,
+            tower_module=executor.tower_module if self.settings.partition.auto else {},
         )
         # Hold the checkpoints that retention must not remove yet.
         held: list[str] = []

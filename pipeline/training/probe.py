@@ -56,13 +56,13 @@ def probe(
     the probe diverged.
     """
     # A probe inside a training or a test must leave their process group as it is.
-    alone, outside = _alone(settings), dist.is_initialized()
+    alone, outside = one_process_settings(settings), dist.is_initialized()
     device = connect(alone.hardware, alone.train.threads_per_rank)
     try:
         split = SplitReader(store, dataset, "train")
         limit, batch = settings.partition.probe_rows, alone.train.batch
-        schema = _cut(split.schema, limit)
-        trainer = StepExecutor(alone, schema, _plan(schema, settings.model, batch), device)
+        schema = cut_tables(split.schema, limit)
+        trainer = StepExecutor(alone, schema, one_process_plan(schema, settings.model, batch), device)
         steps = settings.partition.probe_steps
         source = f"a probe of {steps:,} steps of {batch:,} rows"
         if checkpoint is not None:
@@ -77,7 +77,7 @@ def probe(
         order = Order(key=shuffle_key(dataset), seed=settings.seed, global_batch=batch)
         epochs = math.ceil((steps + LOOKED_AT) / -(-split.rows // batch))
         with BatchReader(split, order, epochs=epochs) as reader:
-            batches = _folded(reader, limit)
+            batches = fold_rows(reader, limit)
             for _ in range(steps):
                 trainer.step(batches)
             measures = [Interaction(len(schema.vectors))]
@@ -102,8 +102,8 @@ def probe(
     return interactions, source
 
 
-def _alone(settings: TrainingSettings) -> TrainingSettings:
-    # Returns the settings of the flat model on one CPU rank, with batches that fit into one process.
+def one_process_settings(settings: TrainingSettings) -> TrainingSettings:
+    """Return the settings of the flat model on one CPU rank, with batches that fit into one process."""
     hardware = dataclasses.replace(settings.hardware, device="cpu", hosts=1, ranks_per_host=1, embedding_hosts=0)
     steps, precision = max(1, settings.partition.probe_steps), settings.train.precision
     # CPUs have no TF32.
@@ -126,7 +126,8 @@ def _alone(settings: TrainingSettings) -> TrainingSettings:
     return dataclasses.replace(settings, hardware=hardware, train=train)
 
 
-def _cut(schema: DatasetSchema, limit: int) -> DatasetSchema:
+def cut_tables(schema: DatasetSchema, limit: int) -> DatasetSchema:
+    """Return ``schema`` with at most ``limit`` rows in each table."""
     sparse = [dataclasses.replace(column, rows=min(column.rows, limit)) for column in schema.sparse]
     sequences = []
     for sequence in schema.sequences:
@@ -135,8 +136,8 @@ def _cut(schema: DatasetSchema, limit: int) -> DatasetSchema:
     return dataclasses.replace(schema, sparse=tuple(sparse), sequences=tuple(sequences))
 
 
-def _folded(batches: Iterator[Batch], limit: int) -> Iterator[Batch]:
-    # Yields the batches with rows from ``limit`` on folded onto the first ones, except the reserved rows.
+def fold_rows(batches: Iterator[Batch], limit: int) -> Iterator[Batch]:
+    """Yield the batches with rows from ``limit`` on folded onto the first ones, except the reserved rows."""
     for batch in batches:
         for lookup in (batch.sparse, batch.lookups):
             if lookup is None or not lookup.values().numel():
@@ -148,7 +149,8 @@ def _folded(batches: Iterator[Batch], limit: int) -> Iterator[Batch]:
         yield batch
 
 
-def _plan(schema: DatasetSchema, model: ModelConfig, batch: int) -> Plan:
+def one_process_plan(schema: DatasetSchema, model: ModelConfig, batch: int) -> Plan:
+    """Return the plan that has every table whole in memory, on the only rank."""
     tables = {}
     for table in schema.tables:
         dim = model.dim_of(table.name)

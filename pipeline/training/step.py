@@ -227,6 +227,13 @@ class StepExecutor:
         return self._towers.module_features(TOWERS)
 
     @property
+    def tower_module(self) -> dict[str, Any]:
+        """Return the ``TowerModuleSpec`` of the towers as plain data; {} without towers."""
+        if self._towers is None:
+            return {}
+        return self._towers.layout.towers.module.to_json()
+
+    @property
     def feature_order(self) -> dict[str, list[str]]:
         """Return the features by group of ``data``, in the order in which the model takes them.
 

@@ -34,6 +34,7 @@ BASES = {
         "train.schedule=constant",
         "data.split.validation_share=0.1",
     ],
+    "chosen": ["partition=dmt", "partition.auto=true", "partition.strategy=strided"],
     "probe": ["partition=dmt", "partition.probe=other", "checkpoint.init_from=other"],
     "auto": ["checkpoint.final_quantise=auto"],
     "options": [
@@ -106,6 +107,7 @@ DECIDING = (
     "data.sparse.*.mapping",
     "data.sparse_defaults.mapping",
     "partition.name",
+    "partition.auto",
     "partition.strategy",
     "partition.probe",
     "train.schedule",
@@ -123,7 +125,7 @@ OPTIONS = ("train.sparse_options.", "train.dense_options.")
 
 
 # Bases whose settings others have, too: synthetic, csv, probe, options, ensemble and entries are in make test.
-FURTHER = ("tables", "strided", "coherent", "auto", "few")
+FURTHER = ("tables", "strided", "coherent", "chosen", "auto", "few")
 
 
 @pytest.mark.parametrize(
