@@ -108,8 +108,8 @@ class TowerChooser:
         return sorted(candidates, key=lambda each: each.record.predicted_step_ms or float("inf"))
 
     def _price_count(self, compared: ComparedFeatures, count: int) -> list[Candidate]:
-        # Returns the candidates with ``count`` towers. Where tables lie depends on the features of the towers and hardly
-        # on what modules take, so their hosts are planned once. ``_try`` plans those that are tried with their modules.
+        # Returns the candidates with ``count`` towers. Where tables lie depends on the towers' features, and hardly on
+        # their modules. So hosts are planned once, and with modules only for candidates that are tried.
         from pipeline.towers.assignment import towers_of
         from pipeline.towers.layout import layout_of
 
