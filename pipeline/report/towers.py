@@ -49,7 +49,8 @@ def towers_page(towers: Towers) -> str:
     if _load_shares_by_name(towers):
         text = f"An even share is {units.percent(1 / len(towers.towers))}; cost and memory are the plan's."
     heading = f"{units.plural(len(towers.towers), 'tower')} of features"
-    if towers.is_flat:
+    chosen_flat = towers.is_flat and towers.choice is not None
+    if chosen_flat:
         heading = "The flat model, without towers"
     return from_template(
         "towers.html",
@@ -59,7 +60,7 @@ def towers_page(towers: Towers) -> str:
         summary=_figures(towers, evidence),
         heading=heading,
         choice=choice_part(towers.choice),
-        flat=towers.is_flat,
+        flat=chosen_flat,
         pictures=_pictures(towers, evidence),
         source=evidence.source,
         text=text,
