@@ -238,7 +238,8 @@ def missing_data(path: str) -> DataError:
 def find_files(path: str) -> LogFiles:
     """Find files at ``path`` sorted by name, without hidden ones (``files_at``); DataError if none."""
     fs, root = opened(path)
-    paths = files_at(fs, root)
+    # A URL such as s3:// names no bucket, and file systems refuse to list all of them.
+    paths = files_at(fs, root) if root else []
     if not paths:
         raise missing_data(path)
     # Labels, for messages, begin below the deepest common folder. Places decide the split by place and must not change

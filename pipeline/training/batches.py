@@ -117,11 +117,11 @@ class BatchReader(Iterator[Batch], AbstractContextManager["BatchReader"]):
         group_by: str | None = None,
     ) -> None:
         if not split.rows:
-            raise DataError(
-                f"dataset {split.dataset.path} has no {split.split} rows",
-                hint="more input rows, or more of them held out: data.split.test_share, or test_days or test_hours "
-                "where the split is by these",
-            )
+            hint = "more input rows"
+            if split.split == "test":
+                hint += ", or more of them held out: data.split.test_share, or test_days or test_hours where the split "
+                hint += "is by these"
+            raise DataError(f"dataset {split.dataset.path} has no {split.split} rows", hint=hint)
         self.split, self.order, self.epochs, self.start = split, order, epochs, start
         self.sampler = BatchSampler(order, split.groups)
         self.wait_seconds = 0.0

@@ -548,3 +548,22 @@ def test_a_log_in_one_file_with_times_is_offered_a_split_by_time(work):
     assert "\n# split: {by: time}  # " in file.read_text() and composed("log").data.split.by == "hash"
     file.write_text(file.read_text().replace("# split: {by: time}", "split: {by: time}"))
     assert composed("log").data.split.by == "time"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        ([""], 2, "path is empty"),
+        (["s3://"], 3, "nothing exists at s3://"),
+        (["log.csv", "--force", "--option", "=x"], 2, "--option =x has no name"),
+        (["log.csv", "-cd", "a_file"], 2, "cannot write a_file/data/log.yaml"),
+        (["log.csv", "--force"], 2, "cannot write my/data/log.yaml"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_one_sentence_and_writes_nothing(work, capsys, words, code, says):
+    clicks().write_csv("log.csv")
+    Path("a_file").touch()
+    Path("my/data/log.yaml").mkdir(parents=True)
+    assert cli.main(["init", *words]) == code
+    assert says in capsys.readouterr().err
+    assert not [path for path in Path("my").rglob("*") if path.is_file()]

@@ -64,6 +64,9 @@ def _init(options: argparse.Namespace) -> int:
     from pipeline.ingest.infer import infer
     from pipeline.ingest.sample import read_sample
 
+    if not options.path.strip():
+        # An empty path would be the current directory, with whatever lies there.
+        raise ConfigError("the log's path is empty, expected a file, a directory or a glob", hint="nightjar init <file>")
     if options.name is not None:
         check_name("--name", options.name, "clicks")
     name = options.name or name_of(options.path)
@@ -79,6 +82,8 @@ def _init(options: argparse.Namespace) -> int:
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"--option {text} has no value, expected NAME=VALUE", hint=f"--option {text}=<value>")
+        if not key.strip():
+            raise ConfigError(f"--option {text} has no name, expected NAME=VALUE", hint=f"--option <name>={value}")
         connector_options[key] = value
     sample = read_sample(options.path, connector_options)
     schema = infer(sample, options.label)
@@ -87,8 +92,7 @@ def _init(options: argparse.Namespace) -> int:
             f"{options.path} has no column of ids, and a model needs at least one",
             hint="write your schema by hand: docs/data.md",
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(schema_yaml(name, sample, schema))
+    _write(target, schema_yaml(name, sample, schema))
     counts = ", ".join(f"{len(schema.of(kind))} {kind}" for kind in ("dense", "sparse"))
     show(f"wrote {target}: {counts} features; {units.plural(len(schema.of('out')), 'column')} left out")
     show(f"label: {schema.label.column}, positive {schema.positive!r} ({schema.rate:.2%} of {sample.rows:,} rows)")
@@ -106,6 +110,17 @@ def _init(options: argparse.Namespace) -> int:
         return _run_once(name, options, config_dir, sample, schema)
     _show_next(name, config_dir, sample, schema)
     return 0
+
+
+def _write(target: Path, text: str) -> None:
+    """Write ``text``, and make the folders that are missing."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot write {target}: {error.strerror}", hint="--config-dir <a directory that you may write to>"
+        ) from None
 
 
 def _show_next(name: str, config_dir: str, sample: LogSample, schema: Schema) -> None:
