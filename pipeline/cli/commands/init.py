@@ -66,7 +66,9 @@ def _init(options: argparse.Namespace) -> int:
 
     if not options.path.strip():
         # An empty path would be the current directory, with whatever lies there.
-        raise ConfigError("the log's path is empty, expected a file, a directory or a glob", hint="nightjar init <file>")
+        raise ConfigError(
+            "the log's path is empty, expected a file, a directory or a glob", hint="nightjar init <file>"
+        )
     if options.name is not None:
         check_name("--name", options.name, "clicks")
     name = options.name or name_of(options.path)
