@@ -340,7 +340,11 @@ def form_of(column: SampleColumn) -> tuple[str, str] | None:
 
 
 def as_written(column: SampleColumn, form: str) -> tuple[SampleColumn, tuple[str, ...]]:
-    """Return a column of times of ``form`` by the clock they show, YYYY-MM-DD HH:MM:SS, and the offsets they name."""
+    """Bring a column of times of ``form`` to the usual form, by the clock that they show.
+
+    Returns:
+        The times as YYYY-MM-DD HH:MM:SS, and the offsets from UTC that they name, in order.
+    """
     text, offsets = column.text, set[str]()
     if form.rstrip("]").endswith("%z"):
         offsets = set(text.str.extract(_OTHER_OFFSET, 2).drop_nulls().unique())

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -167,14 +169,9 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
 
     # 4. Settings that most of them share, and those of the time.
     transform = _extract_common_transform(guesses)
-    time_guess, days, by_day, time_format, other_format = None, None, False, None, ""
-    time_offsets: tuple[str, ...] = ()
+    of_time: dict[str, Any] = {"time": None, "days": None, "by_day": False}
     if time is not None:
-        time_guess = Guess(column=time.name, kind="time", seen=time.seen())
-        days = first_and_last_day(time)
-        by_day = bool((time.present.str.len_bytes() <= 10).all()) and "-" in time.present[0]
-        time_format, other_format = forms.get(time.name, (None, ""))
-        time_offsets = offsets.get(time.name, ())
+        of_time = _time_settings(time, forms, offsets)
     # Lookups after which an id's own click rate says more than the average one: 1 / variance of the label.
     min_count = min(max(round(1 / max(rate * (1 - rate), 1e-9)), 2), 5)
     return Schema(
@@ -184,19 +181,29 @@ def infer(sample: LogSample, label: str | None = None) -> Schema:
         rate=rate,
         other_labels=describe_others(unchanged, (positive, negative)),
         others=tuple(column.name for column in others),
-        time=time_guess,
-        days=days,
         missing=tuple(missing),
-        by_day=by_day,
         transform=transform,
         hour=_hour_of_partitions(sample, columns),
         min_count=min_count,
         decimal="," if commas else ".",
-        time_format=time_format,
-        other_format=other_format,
-        offsets=time_offsets,
         features=tuple(guesses),
+        **of_time,
     )
+
+
+def _time_settings(
+    time: SampleColumn, forms: Mapping[str, tuple[str, str]], offsets: Mapping[str, tuple[str, ...]]
+) -> dict[str, Any]:
+    # Returns the fields of ``Schema`` that tell of the time.
+    time_format, other_format = forms.get(time.name, (None, ""))
+    return {
+        "time": Guess(column=time.name, kind="time", seen=time.seen()),
+        "days": first_and_last_day(time),
+        "by_day": bool((time.present.str.len_bytes() <= 10).all()) and "-" in time.present[0],
+        "time_format": time_format,
+        "other_format": other_format,
+        "offsets": offsets.get(time.name, ()),
+    }
 
 
 def _extract_common_transform(guesses: list[Guess]) -> str:

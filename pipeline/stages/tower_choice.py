@@ -45,7 +45,7 @@ ID_BYTES, VALUE_BYTES = 4, 8
 
 
 @dataclass
-class Candidate:
+class PricedTowers:
     """A candidate's record; its towers, and the plan of their hosts, where they could be planned."""
 
     record: TowerCandidate
@@ -96,7 +96,7 @@ class TowerChooser:
         assert chosen.towers is not None
         return dataclasses.replace(chosen.towers, choice=self._record(candidates, why, chosen)), chosen.plan
 
-    def _price(self) -> list[Candidate]:
+    def _price(self) -> list[PricedTowers]:
         # Returns the candidates in the order of their predicted steps, those that cannot be planned at the end.
         from pipeline.towers.assignment import tower_counts
 
@@ -107,7 +107,7 @@ class TowerChooser:
             candidates += self._price_count(compared, count)
         return sorted(candidates, key=lambda each: each.record.predicted_step_ms or float("inf"))
 
-    def _price_count(self, compared: ComparedFeatures, count: int) -> list[Candidate]:
+    def _price_count(self, compared: ComparedFeatures, count: int) -> list[PricedTowers]:
         # Returns the candidates with ``count`` towers. Where tables lie depends on the towers' features, and hardly on
         # their modules. So hosts are planned once, and with modules only for candidates that are tried.
         from pipeline.towers.assignment import towers_of
@@ -115,14 +115,14 @@ class TowerChooser:
 
         config, schema, hardware = self.config, self.schema, self.config.hardware
         assigned, evidence = compared.divide(count)
-        candidates, groups, problem = list[Candidate](), None, ""
+        candidates, groups, problem = list[PricedTowers](), None, ""
         for options in module_options(config):
             towers = towers_of(options, config.model.embedding_dim, hardware.hosts, assigned, schema.vectors)
             layout = layout_of(towers, schema.vectors, hardware.hosts, hardware.ranks_per_host)
             vectors, width = len(layout.vectors), towers.module.dim
             crossing = self._crossing_bytes(vectors, width, len(layout.tower_hosts))
             record = TowerCandidate(towers=count, module=towers.module, bytes_per_sample=crossing)
-            candidate = Candidate(record)
+            candidate = PricedTowers(record)
             candidates.append(candidate)
             try:
                 if problem:
@@ -141,7 +141,7 @@ class TowerChooser:
             candidate.towers = dataclasses.replace(towers, evidence=evidence)
         return candidates
 
-    def _is_fast(self, candidate: Candidate) -> bool:
+    def _is_fast(self, candidate: PricedTowers) -> bool:
         ratio = candidate.record.ratio
         if ratio is None:
             return False
@@ -151,7 +151,7 @@ class TowerChooser:
         candidate.note(verdict="not tried")
         return True
 
-    def _try(self, fast: Sequence[Candidate]) -> tuple[Candidate | None, str]:
+    def _try(self, fast: Sequence[PricedTowers]) -> tuple[PricedTowers | None, str]:
         # Returns the first of ``fast`` whose NE is kept, None if there is none among those that are tried, and why.
         from pipeline.training.config_settings import select_training_settings
         from pipeline.training.tower_trial import run_trial, trial_length
@@ -185,7 +185,7 @@ class TowerChooser:
         tried = min(len(fast), MOST_TRIALS)
         return None, f"{tried} of {len(fast)} faster candidates were tried, and none keeps NE within {limit:g} %"
 
-    def _plan(self, candidate: Candidate) -> None:
+    def _plan(self, candidate: PricedTowers) -> None:
         # Plans the hosts of a candidate's towers with the memory of its modules.
         assert candidate.towers is not None
         key, schema = self.dataset.key, self.schema
@@ -193,7 +193,7 @@ class TowerChooser:
         step = candidate.plan.predicted_step_ms
         candidate.note(predicted_step_ms=step, ratio=step / self.flat.predicted_step_ms)
 
-    def _compare(self, candidate: Candidate, flat: HeldOutLosses, losses: HeldOutLosses) -> str | None:
+    def _compare(self, candidate: PricedTowers, flat: HeldOutLosses, losses: HeldOutLosses) -> str | None:
         # Records the change of NE; returns it as text if the upper end of its interval is within the limit.
         from pipeline.training.tower_trial import ne_change
 
@@ -206,13 +206,13 @@ class TowerChooser:
         log.info("partition.auto: NE %s %% against flat's: %s", text, verdict)
         return text if kept else None
 
-    def _flat(self, candidates: Sequence[Candidate], why: str) -> tuple[Towers, None]:
+    def _flat(self, candidates: Sequence[PricedTowers], why: str) -> tuple[Towers, None]:
         from pipeline.towers.assignment import flat_towers
 
         towers = flat_towers(self.config.hardware.hosts, [column.name for column in self.schema.sparse])
         return dataclasses.replace(towers, choice=self._record(candidates, why)), None
 
-    def _record(self, candidates: Sequence[Candidate], why: str, chosen: Candidate | None = None) -> TowerChoice:
+    def _record(self, candidates: Sequence[PricedTowers], why: str, chosen: PricedTowers | None = None) -> TowerChoice:
         dim = self.config.model.embedding_dim
         flat = TowerCandidate(
             towers=0,

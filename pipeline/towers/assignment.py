@@ -91,7 +91,16 @@ def towers_of(
 
 
 def place_towers(assigned: Sequence[Sequence[str]], features: Sequence[str], hosts: int) -> tuple[Tower, ...]:
-    """Place towers of ``features``, ``assigned`` by tower, on the ``hosts``; ConfigError if they do not fit."""
+    """Place the towers on the hosts.
+
+    Args:
+        assigned: The features of every tower.
+        features: All features, each of which must be in one tower.
+        hosts: How many there are.
+
+    Raises:
+        ConfigError: The towers do not fit.
+    """
     placed = []
     for names, own_hosts in zip(assigned, tower_hosts(len(assigned), hosts), strict=True):
         placed.append(Tower(features=tuple(names), hosts=own_hosts))

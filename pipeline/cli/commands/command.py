@@ -131,7 +131,15 @@ def tell(as_json: bool, result: Any, render: Callable[[Any], str], to: TextIO | 
 
 
 def write_page(url: str, option: str, page: str) -> None:
-    """Write ``page`` to the file at ``url``, given with ``option``; a folder that is missing is made."""
+    """Write ``page`` to the file at ``url``, and make folders that are missing.
+
+    Args:
+        option: What the user gave the URL with, for messages.
+
+    Raises:
+        ConfigError: The URL is no place that files are written to.
+        ArtifactError: The file system refuses, or is full.
+    """
     from pipeline.store.files import whole_file
 
     with whole_file(url, option) as sink:
