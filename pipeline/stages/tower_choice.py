@@ -160,7 +160,6 @@ class TowerChooser:
         length = trial_length(settings, self.schema.rows.get("train", 0))
         if not length.held:
             return None, "the dataset has too few train rows to hold some out and compare NE"
-        self.source = f"trials of {length.text}"
 
         def trial(what: str, towers: Towers | None) -> HeldOutLosses:
             log.info("partition.auto: trying %s, %s", what, length.text)
@@ -169,29 +168,38 @@ class TowerChooser:
             log.info("partition.auto: tried %s in %.1f s", what, time.monotonic() - began)
             return losses
 
-        flat = trial("the flat model", None)
+        flat, tried = None, 0
         for candidate in fast[:MOST_TRIALS]:
+            if not self._plan(candidate):
+                continue
+            self.source = f"trials of {length.text}"
+            # The flat model is tried only where it is compared with something.
+            flat, tried = flat or trial("the flat model", None), tried + 1
+            record = candidate.record
             try:
-                self._plan(candidate)
-                record = candidate.record
                 losses = trial(f"{record.label} ({record.ratio:.0%} of flat's step)", candidate.towers)
-            except (GuardError, PlanError) as error:
-                # Losses may not be finite, and with their modules towers may not fit their hosts.
-                candidate.note(verdict=error.message.splitlines()[0])
+            except GuardError as error:
+                candidate.note(verdict=error.message)
                 continue
             change = self._compare(candidate, flat, losses)
             if change is not None:
                 return candidate, f"{record.label}: {record.ratio:.0%} of flat's step, NE {change} % against flat's"
-        tried = min(len(fast), MOST_TRIALS)
+        if not tried:
+            return None, f"of {len(fast)} faster candidates, none fits its hosts with its module and stays faster"
         return None, f"{tried} of {len(fast)} faster candidates were tried, and none keeps NE within {limit:g} %"
 
-    def _plan(self, candidate: PricedTowers) -> None:
-        # Plans the hosts of a candidate's towers with the memory of its modules.
+    def _plan(self, candidate: PricedTowers) -> bool:
+        # Plans the hosts of a candidate's towers with the memory of its module; returns whether it fits and is fast.
         assert candidate.towers is not None
-        key, schema = self.dataset.key, self.schema
-        candidate.plan = refine_plan(self.config, schema, self.profile, candidate.towers, key)
+        try:
+            candidate.plan = refine_plan(self.config, self.schema, self.profile, candidate.towers, self.dataset.key)
+        except PlanError as error:
+            log.info("partition.auto: %s, with its module: %s", candidate.record.label, error.message)
+            candidate.note(verdict="does not fit its hosts with its module")
+            return False
         step = candidate.plan.predicted_step_ms
         candidate.note(predicted_step_ms=step, ratio=step / self.flat.predicted_step_ms)
+        return self._is_fast(candidate)
 
     def _compare(self, candidate: PricedTowers, flat: HeldOutLosses, losses: HeldOutLosses) -> str | None:
         # Records the change of NE; returns it as text if the upper end of its interval is within the limit.

@@ -182,10 +182,10 @@ def check_partition(
 def unread_settings(partition: PartitionConfig) -> list[str]:
     """Return a sentence for each setting that ``partition.module`` does not read, if it is not at its default.
 
-    They are no error: a study may try modules and their sizes together. With ``partition.auto``, they belong to modules
-    that may be chosen.
+    They are no error: a study may try modules and their sizes together. Where ``partition.auto`` chooses the module,
+    they belong to those that it may choose.
     """
-    if partition.auto:
+    if partition.auto and partition.module == "pass_through":
         return []
     sentences = []
     defaults = PartitionConfig()

@@ -112,6 +112,15 @@ def test_a_fast_link_chooses_flat_without_a_trial(store):
     assert "trying" not in said
 
 
+def test_towers_that_fit_their_hosts_only_without_their_module_are_not_tried(store):
+    module = ["partition.module=dcn_low_rank", "partition.rank=4096"]
+    towers, _, said = chosen(store, *SLOW, "partition.max_ne_loss=100", *module, "hardware.ddr_gib=0.5")
+    assert towers.is_flat and towers.choice.why.startswith("of 3 faster candidates, none fits its hosts")
+    verdicts = {each.verdict for each in towers.choice.candidates[1:]}
+    assert verdicts == {"does not fit its hosts with its module"} and towers.choice.source == ""
+    assert "the tables do not fit" in said and "trying" not in said
+
+
 def test_one_host_chooses_flat_at_once_and_trains_it(store, tmp_path, capsys):
     stages = "[ingest,plan,partition,train,evaluate,publish]"
     more = [f"stages={stages}", f"launch.inline={stages}", "gate.force='a test of towers'", "publish.model=auto"]
@@ -152,7 +161,7 @@ def test_a_plan_that_one_machine_cannot_train_flat_is_refused_before_anything_ru
 
 
 def test_the_choice_is_in_the_keys_and_without_one_nothing_new_is(store):
-    # The keys of this configuration before there was a choice.
+    # What limits the choice is in no key where nothing is chosen.
     plain = key_of(store, "partition=dmt", "partition.towers=2")
     assert key_of(store, "partition=dmt", "partition.towers=2", "partition.max_ne_loss=7") == plain
     auto = key_of(store, *AUTO, "partition.towers=2")
