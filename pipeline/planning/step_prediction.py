@@ -109,7 +109,8 @@ class Crossing:
     ``ids`` is the number of values sent to other tower hosts, including a length for each feature. ``own`` is the
     number of vectors of width ``dim`` that this rank's tower hosts output, out of all ``vectors`` (names). ``groups``
     is the number of groups of tower hosts. ``modules`` has the costs of their towers' modules, ``held`` the parameters
-    of the other towers', which a rank does not train.
+    of the other towers', which a rank does not train. ``beside`` is the share of the samples whose modules run while
+    others' vectors travel.
     """
 
     ids: float
@@ -119,6 +120,7 @@ class Crossing:
     groups: int
     modules: ModelCosts
     held: int = 0
+    beside: float = 0.0
 
     def ranking_costs(self, group: PlanInputs) -> ModelCosts:
         """Return the costs of the ranking model, which takes all towers' vectors."""
@@ -180,9 +182,11 @@ def beyond_tower_ms(group: PlanInputs, hardware: HardwareConfig, crossing: Cross
     alone = cost.dense_ms(cost.vector_costs(model, schema, parts), group.hardware, batch)
     beyond = cost.repeat_operations(crossing.ranking_costs(group), parts)
     phases["dense"] = cost.dense_ms(beyond, hardware, batch) - alone
+    modules_ms = 0.0
     if crossing.modules.parameters:
         # A group's ranks share the modules' work, on the samples of all peers.
-        phases["dense"] += cost.dense_ms(crossing.modules, group.hardware, batch)
+        modules_ms = cost.dense_ms(crossing.modules, group.hardware, batch)
+        phases["dense"] += modules_ms
     if crossing.groups == 1:
         return phases
     latency = hardware.inter_host_latency_us / 1e3
@@ -191,9 +195,11 @@ def beyond_tower_ms(group: PlanInputs, hardware: HardwareConfig, crossing: Cross
     phases["input_exchange"] = latency * 2 + samples * crossing.ids * cost.FLOAT / bytes_per_ms
     # Vectors of the peers' samples go out, and the gradients of the other tower hosts' vectors go back.
     sent = (crossing.groups - 1) * crossing.own * crossing.dim
-    phases["output_exchange"] = latency + samples * sent * cost.FLOAT / bytes_per_ms
     returned = (len(crossing.vectors) - crossing.own) * crossing.dim
-    phases["gradient_exchange"] = latency + samples * returned * cost.FLOAT / bytes_per_ms
+    # A third of a module's products are forward, and the others backward.
+    for phase, count, share in (("output_exchange", sent, 1 / 3), ("gradient_exchange", returned, 2 / 3)):
+        travel = samples * count * cost.FLOAT / bytes_per_ms
+        phases[phase] = latency + max(travel - share * crossing.beside * modules_ms, 0.0)
     return phases
 
 

@@ -164,6 +164,7 @@ def _crossing(
         groups=len(layout.tower_hosts),
         modules=modules_costs(module, sizes, dim),
         held=modules_costs(module, others, dim).parameters,
+        beside=layout.beside_exchange,
     )
 
 

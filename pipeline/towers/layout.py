@@ -19,6 +19,8 @@ from pipeline.core.errors import ConfigError
 from pipeline.records.plan import Plan, TablePlan
 from pipeline.records.towers import Tower, Towers
 
+# Towers compute and send what peers wait for in so many pieces at most: each costs its latency, and calls of towers.
+MOST_PIECES = 4
 _AGAIN = "nightjar partition force=true rebuilds towers.json"
 # TorchRec runs these over the hosts of all ranks, never within a process group.
 WHOLE_WORLD = ("table_row_wise", "table_column_wise")
@@ -76,6 +78,14 @@ class TowerLayout:
                     names.append(f"{vector} of tower {number}")
         return tuple(names)
 
+    @property
+    def beside_exchange(self) -> float:
+        """The share of the samples whose towers compute while the outputs of others travel."""
+        groups = len(self.tower_hosts)
+        if groups == 1:
+            return 0.0
+        return 1 - len(peer_pieces(groups)[0]) / groups
+
     def tower_ranks(self, group: int) -> list[int]:
         """Return the global ranks of the tower hosts with number ``group``, ascending."""
         ranks: list[int] = []
@@ -92,6 +102,15 @@ class TowerLayout:
     def peers(self, place: int) -> list[int]:
         """Return the global ranks at ``place`` of every group of tower hosts, in their order."""
         return [self.tower_ranks(group)[place] for group in range(len(self.tower_hosts))]
+
+
+def peer_pieces(peers: int) -> list[range]:
+    """Divide the other ``peers`` of a rank into pieces that are sent one after the other, by steps around a ring.
+
+    Steps start from the rank itself, so that no rank is sent to by all others at once.
+    """
+    pieces = min(MOST_PIECES, peers - 1)
+    return [range(1 + number, peers, pieces) for number in range(pieces)]
 
 
 def layout_of(towers: Towers, features: Sequence[str], hosts: int, ranks_per_host: int) -> TowerLayout:

@@ -9,14 +9,14 @@ hosts, and a group's collectives divide by its ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torchrec.distributed.dist_data import KJTAllToAll, PooledEmbeddingsAllToAll
+from torchrec.distributed.dist_data import KJTAllToAll
 from torchrec.distributed.fbgemm_qcomm_codec import CommType, QCommsConfig, get_qcomm_codecs
 from torchrec.distributed.types import Awaitable, CommOp, NoWait, QuantizedCommCodecs
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
@@ -30,6 +30,7 @@ from pipeline.records.plan import Plan
 from pipeline.towers.event_ids import TowerEvents, by_key, by_sample, merge_kjts
 from pipeline.towers.layout import TowerLayout
 from pipeline.towers.modules import projected_tower
+from pipeline.towers.peer_exchange import PeerExchange
 
 Sent: TypeAlias = Awaitable[Awaitable[KeyedJaggedTensor]]
 _FORWARD = {"fp16": CommType.FP16, "bf16": CommType.BF16, "int8": CommType.INT8}
@@ -119,7 +120,7 @@ class TowerEmbeddings(nn.Module):
         self._found = layout.vectors
         self.names = tuple(features) if spec.by_feature else self._found
         self._send = KJTAllToAll(groups.peers, key_counts)
-        self._back = PooledEmbeddingsAllToAll(groups.peers, sizes, codecs=codecs)
+        self._back = PeerExchange(groups.peers, sizes, codecs)
 
     def table_ranks(self, path: str) -> TableRanks:
         """Return the ranks that share this rank's tables and average its towers; ``path`` is this module's."""
@@ -215,22 +216,25 @@ class TowerEmbeddings(nn.Module):
         if received is None:
             received = self.send(ids, lookups, events).wait().wait()
         embeddings = self._embeddings(received, weights)
-        # Run this rank's towers: [B, F of its tower hosts, N] -> [B, V of its tower hosts, dim] float32; if tables
+        if len(self.layout.tower_hosts) == 1:
+            vectors = self._compress(embeddings)
+        else:
+            vectors = self._back(embeddings.split(ids.stride()), self._compress)
+        return reordered(vectors.unflatten(1, (-1, self.dim)), self._found, self.names)
+
+    def _compress(self, embeddings: Tensor) -> Tensor:
+        # Runs this rank's towers: [B, F of its tower hosts, N] -> [B, V of its tower hosts * dim] float32; if tables
         # differ in width, from [B, sum of widths].
         numbers = self.layout.tower_hosts[self.groups.number].towers
         sizes = []
         for number in numbers:
             features = self.layout.towers.towers[number].features
             sizes.append(len(features) if self.even else sum(self._widths[name] for name in features))
-        parts = embeddings.split(sizes, dim=1)
         outputs = []
         with torch.autocast(embeddings.device.type, self.dtype, enabled=self.dtype is not None):
-            for number, part in zip(numbers, parts, strict=True):
+            for number, part in zip(numbers, embeddings.split(sizes, dim=1), strict=True):
                 outputs.append(self.tower[number](part).float())
-            vectors = concat_parts(outputs)
-        if len(self.layout.tower_hosts) > 1:
-            vectors = self._back(vectors.flatten(1)).wait().unflatten(1, (-1, self.dim))
-        return reordered(vectors, self._found, self.names)
+        return concat_parts(outputs).flatten(1)
 
     def _embeddings(self, mine: KeyedJaggedTensor, weights: Tensor | None) -> Tensor:
         # Returns the inputs of this rank's towers, [B, F of its tower hosts, N], or side by side if tables differ in
@@ -275,6 +279,10 @@ class TowerEmbeddings(nn.Module):
         peer_weights = weights.new_empty(peers * len(weights))
         dist.all_gather_into_tensor(peer_weights, weights, group=self.groups.peers)
         return penalised(embeddings, self.penalty * (peer_weights / peers))
+
+    def count_bytes(self, counted: Callable[[Sequence[int], dist.ProcessGroup | None], None]) -> None:
+        """Have ``counted`` called with the bytes that outputs and their gradients send to each peer."""
+        self._back.counted = counted
 
     def reduce_gradients(self) -> None:
         """Average the gradients of this rank's tower modules over the ranks of its tower hosts only. Collective."""

@@ -152,6 +152,8 @@ class StepExecutor:
         # Ranks on the CPUs of one host exchange through its memory while a step runs; with towers, those that share a
         # tower's tables do. All others use TorchRec's exchange.
         memory = memory_between(device, settings, self._towers)
+        if self._towers is not None:
+            self._towers.count_bytes(self.links.exchanged)
         if memory is None:
             return nullcontext
         memory.counted = self.links.exchanged
