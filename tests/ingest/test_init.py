@@ -489,6 +489,18 @@ def test_an_array_of_json_is_told_however_long_its_line_is(work, capsys, monkeyp
     assert "jq -c" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("header", [True, False])
+def test_lines_that_end_with_cr_alone_are_told_however_many_there_are(work, capsys, monkeypatch, header):
+    clicks(200).write_csv("lf.csv", include_header=header)
+    Path("cr.csv").write_bytes(Path("lf.csv").read_bytes().replace(b"\n", b"\r"))
+    for size in (64 << 20, 4000):
+        monkeypatch.setattr("pipeline.ingest.sample.BYTES", size)
+        assert cli.main(["init", "cr.csv"]) == 3
+        err = capsys.readouterr().err
+        assert "the lines of cr.csv end with CR alone" in err and "tr '\\r' '\\n' < FILE > FILE.lf" in err
+    assert cli.main(["init", "lf.csv"]) == 0
+
+
 def test_what_cannot_be_guessed_is_said(work, capsys):
     Path("one.csv").write_text("x,c\n" + "".join(f"{i},v{i % 3}\n" for i in range(200)))
     Path("numbers.csv").write_text("label,x\n" + "".join(f"{i % 2},{i * 0.37:.2f}\n" for i in range(200)))
