@@ -567,6 +567,7 @@ def test_a_log_in_one_file_with_times_is_offered_a_split_by_time(work):
     [
         ([""], 2, "path is empty"),
         (["s3://"], 3, "nothing exists at s3://"),
+        (["hidden"], 3, "hidden is a folder without files, expected some whose names begin with neither . nor _"),
         (["log.csv", "--force", "--option", "=x"], 2, "--option =x has no name"),
         (["log.csv", "-cd", "a_file"], 2, "cannot write a_file/data/log.yaml"),
         (["log.csv", "--force"], 2, "cannot write my/data/log.yaml"),
@@ -575,6 +576,8 @@ def test_a_log_in_one_file_with_times_is_offered_a_split_by_time(work):
 def test_a_mistake_on_the_command_line_is_one_sentence_and_writes_nothing(work, capsys, words, code, says):
     clicks().write_csv("log.csv")
     Path("a_file").touch()
+    Path("hidden").mkdir()
+    Path("hidden/_rows.csv").write_text("label,c\n1,a\n")
     Path("my/data/log.yaml").mkdir(parents=True)
     assert cli.main(["init", *words]) == code
     assert says in capsys.readouterr().err
