@@ -36,12 +36,12 @@ RUNS = {
 
 def main() -> None:
     """Pack or run."""
-    options = argparse.ArgumentParser(description=__doc__)
+    options = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     commands = options.add_subparsers(dest="command", required=True)
-    packing = commands.add_parser("pack")
+    packing = commands.add_parser("pack", allow_abbrev=False)
     packing.add_argument("folder", type=Path)
     packing.add_argument("--torch", default="2.11", choices=sorted(TRIPLES), help="torch of the machine")
-    running = commands.add_parser("run")
+    running = commands.add_parser("run", allow_abbrev=False)
     running.add_argument("--wheels", type=Path, help="the folder that pack filled; without it, packages are there")
     given = options.parse_args()
     if given.command == "pack":

@@ -46,7 +46,9 @@ def options(doc: str | None, words: str = "", **table: Any) -> argparse.Namespac
         table: Of each option its default, or (default, help), or (default, help, more arguments of argparse). False is
             a switch, a list takes several values.
     """
-    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     for name, entry in table.items():
         default, text, more = (*entry, {})[:3] if isinstance(entry, tuple) else (entry, None, {})
         how: dict[str, Any] = {"default": default, "help": text}

@@ -78,7 +78,9 @@ def figures_of(run: Run, logs: Path) -> Path:
 
 def main() -> int:
     """Run the suite as often as the command line says."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.luck", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.luck", description=__doc__.split("\n")[0], allow_abbrev=False
+    )
     parser.add_argument("--quiet", type=int, default=5, help="runs on a machine that does nothing else (default: 5)")
     parser.add_argument("--busy", type=int, default=5, help="runs beside two busy loops (default: 5)")
     parser.add_argument("--clones", type=int, default=3, help="fresh clones, for the first runs (default: 3)")

@@ -223,8 +223,9 @@ def select(root: Path, changed: Iterable[str]) -> list[str]:
 
 def main() -> int:
     """Print the chosen files, or run pytest on them; the exit code is pytest's."""
-    parser = argparse.ArgumentParser(prog="python -m tests.changed", description=__doc__.splitlines()[0])
-    parser.allow_abbrev = False
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.changed", description=__doc__.splitlines()[0], allow_abbrev=False
+    )
     parser.add_argument("--list", action="store_true", help="print the files, run nothing")
     parser.add_argument("--since", default="main", metavar="BRANCH", help="where changes are counted from (main)")
     options, others = parser.parse_known_args()

@@ -430,7 +430,9 @@ def write(file: Path, options: argparse.Namespace, outcomes: list[tuple[Mutant, 
 
 def main() -> int:
     """Draw mutants, run their tests, print what survived."""
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutants", description=__doc__.splitlines()[0], allow_abbrev=False
+    )
     parser.add_argument("-m", dest="markers", default="", help="tests by their markers, as pytest takes them")
     parser.add_argument("--module", action="append", choices=MODULES, help="one of the modules; may be repeated")
     parser.add_argument("--sample", type=int, default=12, help="mutants of a module (12)")

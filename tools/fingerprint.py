@@ -416,14 +416,18 @@ def compare(file: Path, against: Path | None, parts: Sequence[str]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do what the command line asks for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     actions = parser.add_subparsers(dest="action", required=True)
-    record = actions.add_parser("record", help="write all lines into a file")
+    record = actions.add_parser("record", allow_abbrev=False, help="write all lines into a file")
     record.add_argument("file", type=Path)
-    compared = actions.add_parser("compare", help="compare a file with the code as it is; exit code 1: they differ")
+    compared = actions.add_parser(
+        "compare", allow_abbrev=False, help="compare a file with the code as it is; exit code 1: they differ"
+    )
     compared.add_argument("file", type=Path)
     compared.add_argument("--against", type=Path, help="another file, in place of the code")
-    golden = actions.add_parser("golden", help=f"write {GOLDEN.relative_to(ROOT)} anew")
+    golden = actions.add_parser("golden", allow_abbrev=False, help=f"write {GOLDEN.relative_to(ROOT)} anew")
     for each in (record, compared, golden):
         each.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=f"of {', '.join(PARTS)}")
     given = parser.parse_args(arguments)

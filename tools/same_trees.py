@@ -74,7 +74,9 @@ def git(*arguments: str) -> str:
 
 def main() -> int:
     """Compare the Python files of the package."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("old")
     parser.add_argument("new")
     given = parser.parse_args()

@@ -228,11 +228,21 @@ def opened(url: str) -> tuple[AbstractFileSystem, str]:
 
 
 def missing_data(path: str) -> DataError:
-    """Return the error for a ``data.path`` that leads nowhere."""
-    return DataError(
-        f"nothing exists at data.path={path}, expected a file, a directory or a glob that matches files",
-        hint="data.path=<file, directory or glob>",
-    )
+    """Return the error for a ``data.path`` that leads nowhere, or to a folder without files to read."""
+    fs, root = opened(path)
+    folder = bool(root) and fs.isdir(root)
+    return DataError(_missing(path, folder=folder), hint="data.path=<file, directory or glob>")
+
+
+def is_missing_data(error: DataError, path: str) -> bool:
+    """Whether ``error`` is ``missing_data`` of ``path``."""
+    return error.message in (_missing(path, folder=False), _missing(path, folder=True))
+
+
+def _missing(path: str, *, folder: bool) -> str:
+    if folder:
+        return f"data.path={path} is a folder without files, expected some whose names begin with neither . nor _"
+    return f"nothing exists at data.path={path}, expected a file, a directory or a glob that matches files"
 
 
 def find_files(path: str) -> LogFiles:

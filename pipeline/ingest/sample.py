@@ -26,10 +26,10 @@ from pipeline.ingest.columns import MISSING_NUMBERS, with_maps
 from pipeline.ingest.file_source import partition_values
 from pipeline.ingest.formats.avro import Avro
 from pipeline.ingest.formats.columnar import frame_of
-from pipeline.ingest.formats.file_format import BOM, require_text
+from pipeline.ingest.formats.file_format import BOM, lines_end_with_cr, require_text
 from pipeline.ingest.formats.json_lines import object_lines, of_usual_kinds, with_ones
 from pipeline.ingest.label_choice import is_label_name
-from pipeline.ingest.rawfiles import LogFiles, find_files, missing_data
+from pipeline.ingest.rawfiles import LogFiles, find_files, is_missing_data
 from pipeline.ingest.schema import CRITEO_COLUMNS, is_number
 from pipeline.ingest.sources import decompressed, readable
 from pipeline.ingest.text import TextLayout, read_lines, records
@@ -106,12 +106,10 @@ def read_sample(path: str, options: Mapping[str, str] | None = None) -> LogSampl
     try:
         files = find_files(path)
     except DataError as error:
-        if error.message != missing_data(path).message:
+        if not is_missing_data(error, path):
             raise
-        raise DataError(
-            f"nothing exists at {path}, expected a file, a directory or a glob that matches files",
-            hint="nightjar init <file, directory or glob>",
-        ) from None
+        message = error.message.replace(f"data.path={path}", path)
+        raise DataError(message, hint="nightjar init <file, directory or glob>") from None
     chosen = _spread(len(files.paths), FILES)
     with files.fs.open(files.paths[0], "rb") as source:
         start = source.read(4)
@@ -238,6 +236,8 @@ def _sample_text(files: LogFiles, chosen: list[int]) -> LogSample:
                 f"{label} is an array of JSON, expected an object a line",
                 hint="jq -c '.[]' FILE writes an object a line",
             )
+        if block.count(b"\n") == 1 and b"\r" in block:
+            raise lines_end_with_cr(f"the lines of {label}", block)
         if not kind:
             # The first file decides the format of all.
             kind = "csv"
@@ -293,6 +293,8 @@ def _read_lines(stream: BinaryIO, size: int, label: str) -> tuple[bytes, bool]:
         hint = "a file whose lines end with LF"
         if data.lstrip().startswith(b"["):
             hint = "jq -c '.[]' FILE writes an object a line"
+        elif b"\r" in data:
+            raise lines_end_with_cr(f"the lines of {label}", data)
         raise DataError(
             f"line 1 of {label} is longer than {len(data) // MIB} MiB, expected a row a line; it begins with "
             f"{data[:40].decode(errors='replace')!r}",

@@ -238,6 +238,8 @@ class StageChain:
     def _run_step(self, step: Step) -> None:
         """Skip ``step`` where its artifact is committed and whole, else make it."""
         with logs.about(step.name):
+            for sentence in STAGES.get(step.name).unread_settings(self.config):
+                log.warning("%s", sentence)
             if self.config.force:
                 step = self._discard(step)
             committed = self.store.find(step.path)

@@ -53,14 +53,19 @@ def require_one_machine(config: Config) -> None:
             f"{hardware.device} ranks",
             hint="hardware.hosts=1, or only plan for it: stages=[ingest,plan]",
         )
-    kinds = {*config.plan.sharding_types, *(pin.sharding for pin in config.plan.tables.values())}
+    mends = []
+    if "table_row_wise" in config.plan.sharding_types:
+        mends.append("plan.sharding_types=[data_parallel,table_wise,row_wise,column_wise]")
+    for name, pin in config.plan.tables.items():
+        if pin.sharding == "table_row_wise":
+            mends.append(f"++plan.tables.{name}.sharding=row_wise")
     # Towers and embedding hosts have no such tables, but ``partition.auto`` may choose the flat model.
     flat = (config.partition.name == "flat" or config.partition.auto) and not hardware.embedding_hosts
-    if flat and "table_row_wise" in kinds:
+    if flat and mends:
         raise ConfigError(
             "plan asks for table_row_wise, whose hosts TorchRec takes from the machine, but launch=local acts as "
             f"{hardware.hosts} hosts on one",
-            hint="plan.sharding_types=[data_parallel,table_wise,row_wise,column_wise]",
+            hint=" ".join(mends),
         )
 
 

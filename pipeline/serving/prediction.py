@@ -23,7 +23,7 @@ from pipeline.core.errors import ArtifactError, ConfigError, DataError
 from pipeline.core.units import MIB, plural
 from pipeline.evaluation.metrics import evaluate, evaluate_tasks, sigmoid
 from pipeline.ingest.file_source import file_sources
-from pipeline.ingest.rawfiles import find_files, missing_data
+from pipeline.ingest.rawfiles import find_files, is_missing_data
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sources import Block
 from pipeline.ingest.values import Quarantine, Reject
@@ -219,13 +219,10 @@ def _name_argument(path: str) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        if error.message == missing_data(path).message:
-            raise DataError(
-                f"nothing exists at {path}, expected a file, a directory or a glob that matches files",
-                hint="nightjar predict <file, directory or glob>",
-            ) from None
         hint = "--no-label, if the rows have no label column"
-        if "(data.label.column)" not in error.message:
+        if is_missing_data(error, path):
+            hint = "nightjar predict <file, directory or glob>"
+        elif "(data.label.column)" not in error.message:
             hint = f"rows with the format, header and columns that the version's config.yaml names under data; {hint}"
         raise DataError(error.message.replace(f"data.path={path}", path), hint=hint) from None
 

@@ -185,6 +185,10 @@ class Stage(ABC):
     def check(self, config: Config) -> None:  # noqa: B027 (most stages have nothing to check)
         """Raise ConfigError if the stage cannot run with ``config``."""
 
+    def unread_settings(self, config: Config) -> list[str]:
+        """Return a sentence for each given setting without effect. A run logs them even if it skips the stage."""
+        return []
+
     def key_settings(self, config: Config) -> dict[str, Any]:
         """Return the settings that the key covers, by their current names, without ``named_settings``."""
         return covered(self.settings, config)

@@ -95,6 +95,11 @@ class Partition(Stage):
         settings["partition"] |= tower_settings(config)
         return settings | {"towers_version": Towers.VERSION}
 
+    def unread_settings(self, config: Config) -> list[str]:
+        from pipeline.towers.assignment import unread_settings
+
+        return unread_settings(config.partition) if has_towers(config) else []
+
     def named_settings(self, config: Config, store: Store, made: Mapping[str, Step]) -> dict[str, Any]:
         """Return the checkpoint whose embeddings are compared.
 
@@ -121,13 +126,11 @@ class Partition(Stage):
         from pipeline.report.plans import PLAN_PAGE, plan_page
         from pipeline.report.towers import TOWERS_PAGE, refined_text, towers_page, towers_summary, towers_text
         from pipeline.stages.stage_inputs import read_dataset, read_plan
-        from pipeline.towers.assignment import flat_towers, unread_settings
+        from pipeline.towers.assignment import flat_towers
 
         dataset, hosts = inputs["ingest"], config.hardware.hosts
         flat = plan = None
         if has_towers(config):
-            for sentence in unread_settings(config.partition):
-                log.warning("%s", sentence)
             flat = read_plan(store, inputs["plan"])
             towers, plan = _make_towers(config, store, dataset, flat)
         else:

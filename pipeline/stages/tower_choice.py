@@ -25,6 +25,8 @@ from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
 if TYPE_CHECKING:
+    from pipeline.planning.inputs import PlanInputs
+    from pipeline.towers.layout import TowerLayout
     from pipeline.training.tower_trial import HeldOutLosses
 
 log = logging.getLogger(__name__)
@@ -115,31 +117,42 @@ class TowerChooser:
 
         config, schema, hardware = self.config, self.schema, self.config.hardware
         assigned, evidence = compared.divide(count)
-        candidates, groups, problem = list[PricedTowers](), None, ""
+        layouts = []
         for options in module_options(config):
             towers = towers_of(options, config.model.embedding_dim, hardware.hosts, assigned, schema.vectors)
-            layout = layout_of(towers, schema.vectors, hardware.hosts, hardware.ranks_per_host)
-            vectors, width = len(layout.vectors), towers.module.dim
-            crossing = self._crossing_bytes(vectors, width, len(layout.tower_hosts))
-            record = TowerCandidate(towers=count, module=towers.module, bytes_per_sample=crossing)
-            candidate = PricedTowers(record)
-            candidates.append(candidate)
-            try:
-                if problem:
-                    raise PlanError(problem)
-                if groups is None:
-                    groups = plan_groups(config, schema, self.profile, layout, self.dataset.key, with_modules=False)
-                plan = add_crossing(config, schema, self.profile, layout, groups)
-            except (PlanError, ConfigError) as error:
-                # The tables of a tower may not fit its hosts, or the ranking model may refuse vectors of this width.
-                candidate.note(verdict=error.message.splitlines()[0])
-                if groups is None:
-                    problem = error.message
-                continue
-            step = plan.predicted_step_ms
-            candidate.note(predicted_step_ms=step, ratio=step / self.flat.predicted_step_ms)
-            candidate.towers = dataclasses.replace(towers, evidence=evidence)
-        return candidates
+            towers = dataclasses.replace(towers, evidence=evidence)
+            layouts.append(layout_of(towers, schema.vectors, hardware.hosts, hardware.ranks_per_host))
+        groups: list[tuple[PlanInputs, Plan]] = []
+        problem = ""
+        try:
+            groups = plan_groups(config, schema, self.profile, layouts[0], self.dataset.key, with_modules=False)
+        except (PlanError, ConfigError) as error:
+            # The tables of a tower may not fit its hosts.
+            problem = error.message.splitlines()[0]
+        return [self._price_layout(layout, groups, problem) for layout in layouts]
+
+    def _price_layout(
+        self, layout: TowerLayout, groups: Sequence[tuple[PlanInputs, Plan]], problem: str
+    ) -> PricedTowers:
+        # Returns a candidate whose hosts are planned as ``groups``; ``problem``: why they could not be, else "".
+        towers = layout.towers
+        crossing = self._crossing_bytes(len(layout.vectors), towers.module.dim, len(layout.tower_hosts))
+        record = TowerCandidate(
+            towers=len(towers.towers), module=towers.module, bytes_per_sample=crossing, verdict=problem
+        )
+        candidate = PricedTowers(record)
+        if problem:
+            return candidate
+        try:
+            plan = add_crossing(self.config, self.schema, self.profile, layout, groups)
+        except (PlanError, ConfigError) as error:
+            # The ranking model may refuse vectors of this width.
+            candidate.note(verdict=error.message.splitlines()[0])
+            return candidate
+        step = plan.predicted_step_ms
+        candidate.note(predicted_step_ms=step, ratio=step / self.flat.predicted_step_ms)
+        candidate.towers = towers
+        return candidate
 
     def _is_fast(self, candidate: PricedTowers) -> bool:
         ratio = candidate.record.ratio

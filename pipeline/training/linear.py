@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from pipeline.core.kernels import load_kernels
 from pipeline.models.layers.interaction import DotInteraction
@@ -36,6 +37,7 @@ class _Linear(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
         (grad,) = grads
         x, kernel, out = ctx.saved_tensors
@@ -66,6 +68,7 @@ class _CompiledLinear(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         # The kernel needs contiguous values; the gradient of a sum, for example, has strides of 0.
         grad = grads[0].contiguous()

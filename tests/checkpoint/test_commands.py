@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import pickle
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pipeline.cli import main
 from pipeline.store import FileEntry, Store
 from tests.checkpoint.built import DIM, DIRECTORY, ROWS, put, quantised_chain, restored
 
+BAD_AGES = ("-1", "nan", "inf")
 ALL_STEPS = ["step-00000001", "step-00000002", "step-00000003"]
 
 
@@ -178,6 +180,31 @@ def test_gc_takes_retention_from_flags_and_removes_old_remains(store, capsys):
     reasons = {each["path"][-13:]: each["reason"] for each in result["removed"]}
     assert reasons == {"step-00000003": "outside retention", "step-00000009": "never committed"}
     assert store.names(DIRECTORY) == ["step-00000001", "step-00000002", "step-00000004", "step-00000005"]
+
+
+@pytest.mark.parametrize(
+    "bound", [("keep-last", "-1"), ("keep-every", "0"), ("keep-every", "-2")] + [("min-age", each) for each in BAD_AGES]
+)
+def test_gc_refuses_bounds_that_make_no_sense(store, capsys, bound):
+    flag, value = bound
+    assert f"--{flag} is {value}, expected" in ckpt(store, capsys, "gc", f"--{flag}={value}", code=2).err
+    assert len(store.names(DIRECTORY)) == 3
+
+
+def test_gc_keeps_what_a_kept_one_rests_on_and_what_is_written_later_than_now_however_large_its_bounds(store, capsys):
+    put(store, 4, (), 1.0)
+    put(store, 5, (), 1.0)
+    path = f"{DIRECTORY}/step-00000009/rows/a/0.safetensors"
+    store.write_bytes(path, b"x")
+    os.utime(store.full(path), (4e9, 4e9))
+    huge = str(10**30)
+    assert ckpt_json(store, capsys, "gc", "--keep-last", huge, "--keep-every", huge, "--min-age", "0")["removed"] == []
+    # Every third step: a delta, whose baseline stays.
+    result = ckpt_json(store, capsys, "gc", "--keep-last", "1", "--keep-every", "3", "--min-age", "0")
+    assert [each["path"][-1] for each in result["removed"]] == ["2", "4"]
+    assert ckpt_json(store, capsys, "verify", "r/step-00000003")["whole"]
+    # The huge age of remains keeps those of all times.
+    assert ckpt_json(store, capsys, "gc", "--keep-every", huge, "--min-age", "1e300")["removed"] == []
 
 
 def test_gc_removes_nothing_where_a_manifest_cannot_be_read(store, capsys):

@@ -93,6 +93,7 @@ def test_without_a_name_every_group_is_listed(capsys: pytest.CaptureFixture[str]
         ("train.lrr", "train.lrr is unknown; did you mean train.lr?", "nightjar explain train.lr"),
         ("trian", "trian is unknown; did you mean train?", "nightjar explain train"),
         ("learning_rate", "learning_rate is unknown; did you mean train.lr?", "nightjar explain train.lr"),
+        (" ", "the setting's name is empty, expected a setting or a group", "nightjar explain"),
         ("train.decay_share", "train.decay_share is now train.decay_ratio", "nightjar explain train.decay_ratio"),
     ],
 )

@@ -20,7 +20,7 @@ from tests.controlplane.world import World
 
 def main() -> int:
     """The number of cells that did not end as expected."""
-    parser = argparse.ArgumentParser()
+    parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument("parts", nargs="*", help="parts of the names of cells (default: all)")
     parser.add_argument("--short", action="store_true", help="leave out the cells that take long")
     parser.add_argument("--k8s-assets", type=Path, default=Path.home() / ".cache/nightjar/k8s-assets")

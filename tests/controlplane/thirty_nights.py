@@ -152,7 +152,9 @@ def _gain(compared: list[Outcome]) -> float | None:
 
 def main() -> None:
     """Run the nights and print a line for each and the JSON line."""
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     options.add_argument("--nights", default="30", help="how many, or from-to, such as 12-30")
     options.add_argument("--home", type=Path, help="keep nights.jsonl and the store there, and go on from there")
     options.add_argument("--rows", type=int, default=60_000, help="of a day, a fifth of them held out")

@@ -27,6 +27,11 @@ def test_missing_file(run_ingest, tmp_path):
         refused(run_ingest, csv_config(path), "nothing exists at data.path=", "data.path=<file")
         with pytest.raises(DataError, match="nothing exists"):
             raw_fingerprint(csv_config(path).data)
+    (tmp_path / "empty").mkdir()
+    config = csv_config(tmp_path / "empty")
+    refused(run_ingest, config, f"data.path={tmp_path}/empty is a folder without files", "data.path=<file")
+    with pytest.raises(DataError, match="is a folder without files"):
+        raw_fingerprint(config.data)
     with pytest.raises(DataError, match="cannot be opened"):
         raw_fingerprint(csv_config("nosuch://bucket/a.csv").data)
 

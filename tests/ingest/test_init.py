@@ -489,6 +489,18 @@ def test_an_array_of_json_is_told_however_long_its_line_is(work, capsys, monkeyp
     assert "jq -c" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("header", [True, False])
+def test_lines_that_end_with_cr_alone_are_told_however_many_there_are(work, capsys, monkeypatch, header):
+    clicks(200).write_csv("lf.csv", include_header=header)
+    Path("cr.csv").write_bytes(Path("lf.csv").read_bytes().replace(b"\n", b"\r"))
+    for size in (64 << 20, 4000):
+        monkeypatch.setattr("pipeline.ingest.sample.BYTES", size)
+        assert cli.main(["init", "cr.csv"]) == 3
+        err = capsys.readouterr().err
+        assert "the lines of cr.csv end with CR alone" in err and "tr '\\r' '\\n' < FILE > FILE.lf" in err
+    assert cli.main(["init", "lf.csv"]) == 0
+
+
 def test_what_cannot_be_guessed_is_said(work, capsys):
     Path("one.csv").write_text("x,c\n" + "".join(f"{i},v{i % 3}\n" for i in range(200)))
     Path("numbers.csv").write_text("label,x\n" + "".join(f"{i % 2},{i * 0.37:.2f}\n" for i in range(200)))
@@ -555,6 +567,7 @@ def test_a_log_in_one_file_with_times_is_offered_a_split_by_time(work):
     [
         ([""], 2, "path is empty"),
         (["s3://"], 3, "nothing exists at s3://"),
+        (["hidden"], 3, "hidden is a folder without files, expected some whose names begin with neither . nor _"),
         (["log.csv", "--force", "--option", "=x"], 2, "--option =x has no name"),
         (["log.csv", "-cd", "a_file"], 2, "cannot write a_file/data/log.yaml"),
         (["log.csv", "--force"], 2, "cannot write my/data/log.yaml"),
@@ -563,6 +576,8 @@ def test_a_log_in_one_file_with_times_is_offered_a_split_by_time(work):
 def test_a_mistake_on_the_command_line_is_one_sentence_and_writes_nothing(work, capsys, words, code, says):
     clicks().write_csv("log.csv")
     Path("a_file").touch()
+    Path("hidden").mkdir()
+    Path("hidden/_rows.csv").write_text("label,c\n1,a\n")
     Path("my/data/log.yaml").mkdir(parents=True)
     assert cli.main(["init", *words]) == code
     assert says in capsys.readouterr().err

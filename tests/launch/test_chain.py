@@ -284,11 +284,16 @@ def test_several_hosts_cannot_be_trained_on_here_but_can_be_planned_for(store: S
         with pytest.raises(ConfigError, match="launch=local runs on one machine"):
             run_chain(store, stages, *many, inline)
         run_chain(store, stages, *many, inline, "stages=[ingest,plan]")
-    with pytest.raises(ConfigError, match="plan asks for table_row_wise"):
-        run_chain(store, stages, "hardware.hosts=2", "plan.sharding_types=[table_row_wise]", inline)
-    with pytest.raises(ConfigError, match="plan asks for table_row_wise"):
-        pinned = ["plan.sharding_types=[table_wise]", "+plan.tables.C1.sharding=table_row_wise"]
-        run_chain(store, stages, "hardware.hosts=2", *pinned, inline)
+    pin, mended = "+plan.tables.C1.sharding=table_row_wise", "++plan.tables.C1.sharding=row_wise"
+    others = "plan.sharding_types=[data_parallel,table_wise,row_wise,column_wise]"
+    for settings, hint in (
+        (["plan.sharding_types=[table_row_wise]"], others),
+        (["plan.sharding_types=[table_wise]", pin], mended),
+        (["plan.sharding_types=[table_row_wise]", pin], f"{others} {mended}"),
+    ):
+        with pytest.raises(ConfigError, match="plan asks for table_row_wise") as caught:
+            run_chain(store, stages, "hardware.hosts=2", *settings, inline)
+        assert caught.value.hint == hint
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])

@@ -183,6 +183,18 @@ def test_nothing_pickles() -> None:
     assert [str(path.relative_to(ROOT)) for path in SOURCES if pickling.search(path.read_text())] == []
 
 
+def test_no_parser_takes_an_option_by_its_first_letters() -> None:
+    """A typo would be taken for another option, and an added option would break scripts."""
+    lax = []
+    for folder in ("pipeline", "benchmarks", "tools", "tests"):
+        for path in (ROOT / folder).rglob("*.py"):
+            text = path.read_text()
+            for made in re.finditer(r"\bArgumentParser\(([^()]|\([^()]*\))*\)", text):
+                if "allow_abbrev=False" not in made[0]:
+                    lax.append(f"{path.relative_to(ROOT)}: {made[0]}")
+    assert lax == []
+
+
 # What others hand over in the environment by contract: torchrun's ranks, bash's completion line.
 CONTRACTS = (
     "RANK",

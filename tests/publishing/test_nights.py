@@ -435,6 +435,11 @@ def test_predict_scores_nothing_with_a_flipped_byte(store: Store, logs: Path, ca
     ("arguments", "code", "words"),
     [
         (["predict", "none.tsv"], 3, "hint: nightjar predict <file, directory or glob>"),
+        (
+            ["predict", "empty"],
+            3,
+            "empty is a folder without files, expected some whose names begin with neither . nor _",
+        ),
         (["predict", "none.tsv", "--model", "other"], 2, "no model 'other' in store"),
         (["predict", "none.tsv", "--version", "v00009-aaaaaaaa"], 7, "model 'clicks' has no version 'v00009-aaaaaaaa'"),
         (["models", "show", "clicks", "v00009-aaaaaaaa"], 7, "model 'clicks' has no version 'v00009-aaaaaaaa'"),
@@ -445,7 +450,11 @@ def test_predict_scores_nothing_with_a_flipped_byte(store: Store, logs: Path, ca
         (["models", "ls", "--nonsense"], 2, "does not know --nonsense"),
     ],
 )
-def test_mistakes_are_one_message(store: Store, capfd, arguments: list[str], code: int, words: str) -> None:
+def test_mistakes_are_one_message(
+    store: Store, tmp_path: Path, monkeypatch, capfd, arguments: list[str], code: int, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty").mkdir()
     assert main([*arguments, "--store", store.url]) == code
     said = capfd.readouterr()
     assert words in said.err and "hint:" in said.err and "Traceback" not in said.err

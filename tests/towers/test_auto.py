@@ -121,6 +121,14 @@ def test_towers_that_fit_their_hosts_only_without_their_module_are_not_tried(sto
     assert "the tables do not fit" in said and "trying" not in said
 
 
+def test_towers_whose_hosts_cannot_be_planned_are_on_record_with_the_reason(store):
+    """A table that may only spread over all hosts has no place in a tower."""
+    types = ["plan.sharding_types=[table_wise,table_row_wise]", "+plan.tables.C1.avoid=[table_wise]"]
+    towers, _, said = chosen(store, *SLOW, "hardware.ranks_per_host=2", *types)
+    (verdict,) = {each.verdict for each in towers.choice.candidates[1:]}
+    assert towers.is_flat and len(towers.choice.candidates) == 7 and "C1" in verdict and "trying" not in said
+
+
 def test_one_host_chooses_flat_at_once_and_trains_it(store, tmp_path, capsys):
     stages = "[ingest,plan,partition,train,evaluate,publish]"
     more = [f"stages={stages}", f"launch.inline={stages}", "gate.force='a test of towers'", "publish.model=auto"]

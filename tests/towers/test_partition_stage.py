@@ -187,12 +187,14 @@ def test_the_refined_plan_reserves_what_hosts_exchange(store):
     assert reserved[2]["communication"] == 2 * pooled + 2 * (pooled + vectors)
 
 
-def test_a_setting_that_the_module_does_not_read_is_logged_with_those_that_do(store):
+def test_a_setting_that_the_module_does_not_read_is_logged_by_each_run_with_modules_that_do(store, capsys):
     module = ["partition.strategy=strided", "partition.module=dcn_low_rank", "partition.p=4"]
-    _, _, said = run(store, *module)
     line = "partition.p is 4, but partition.module is dcn_low_rank, which does not read it; expected 0, or one of the "
-    assert line + "modules that do: dlrm" in said.splitlines()
-    assert said.count("does not read it") == 1
+    for outcome in ("done in", "skipped"):
+        assert main(["run", *SMALL, *DMT, *module, "stages=[ingest,plan,partition]", f"store={store.url}"]) == 0
+        said = capsys.readouterr().out
+        assert re.search(rf"partition +{outcome}", said)
+        assert line + "modules that do: dlrm" in said and said.count("does not read it") == 1
 
 
 def test_a_rank_is_in_the_key_where_there_is_one(store):

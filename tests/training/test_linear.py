@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from pipeline.core.kernels import LOADED, load_kernels
-from pipeline.models.layers import Logit
+from pipeline.models.layers import DotInteraction, Logit
 from pipeline.training.linear import CpuLinear, has_kernel, use_cpu_kernels
 
 pytestmark = pytest.mark.skipif(not has_kernel(torch.float32), reason="this PyTorch has no oneDNN")
@@ -118,6 +118,28 @@ def test_a_gradient_that_is_not_finite_reaches_weight_and_bias(dtype):
     _, _, for_weight, for_bias = gradients(linear, torch.ones(40, 9, dtype=dtype or torch.float32), grad)
     assert torch.isinf(for_bias).tolist() == [column == 2 for column in range(6)]
     assert torch.isinf(for_weight).all(1).tolist() == [column == 2 for column in range(6)]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_knows_no_second_derivative_refuses_to_be_differentiated_twice(monkeypatch, compiled):
+    """A penalty on gradients would otherwise have none itself, without a message."""
+    if compiled and load_kernels("steps") is None:
+        pytest.skip("the compiled kernels are not installed")
+    modules = {"linear": CpuLinear(nn.Linear(8, 6), relu=False), "relu": CpuLinear(nn.Linear(8, 6), relu=True)}
+    modules["interaction"] = nn.Sequential(nn.Unflatten(1, (4, 2)), DotInteraction(4, 2))
+    if compiled:
+        modules["interaction"][1].kernels = load_kernels("steps")
+        modules["head"] = Logit(8)
+        modules["head"].kernels = load_kernels("steps")
+    else:
+        monkeypatch.setitem(LOADED, "steps", None)
+        monkeypatch.setitem(LOADED, "linear", None)
+    for name, module in modules.items():
+        x = torch.randn(16, 8, requires_grad=True)
+        (slope,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiate twice"):
+            (slope.square().sum() + x.sum()).backward()
+            pytest.fail(f"{name} was differentiated twice")
 
 
 @pytest.mark.skipif(load_kernels("steps") is None, reason="the compiled kernels are not installed")

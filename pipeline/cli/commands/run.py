@@ -304,7 +304,7 @@ def _fork(options: argparse.Namespace) -> int:
             return be_scorer(*arguments)
 
         return serve(options.modules, score)
-    parser = argparse.ArgumentParser(prog="nightjar worker")
+    parser = argparse.ArgumentParser(prog="nightjar worker", allow_abbrev=False)
     _add_worker_arguments(parser)
     modules = [*options.modules, "pipeline.config.compose", "pipeline.report", "pipeline.stages.execution"]
     return serve(modules, lambda arguments: _work(parser.parse_args(arguments)))

@@ -43,6 +43,8 @@ def chosen(name: str | None) -> list[SettingPlace]:
     """
     if name is None:
         return [place for place in places() if "." not in place.path]
+    if not name.strip():
+        raise ConfigError("the setting's name is empty, expected a setting or a group", hint="nightjar explain")
     if renamed := renamed_error(name, before="nightjar explain "):
         raise renamed
     place = find_place(name)

@@ -11,7 +11,7 @@ from typing import BinaryIO, cast
 
 from pipeline.config.data import DataConfig
 from pipeline.core.errors import ConfigError, DataError
-from pipeline.ingest.formats.file_format import BOM, FileFormat, LineReader, LogFile
+from pipeline.ingest.formats.file_format import BOM, FileFormat, LineReader, LogFile, lines_end_with_cr
 from pipeline.ingest.schema import CRITEO_COLUMNS, require_columns
 from pipeline.ingest.sources import Block, TextBlock
 from pipeline.ingest.text import LONGEST, TextLayout, header_line, records, text_blocks
@@ -159,10 +159,7 @@ def _names(header: bytes, separator: str, quote: str | None) -> tuple[str, ...]:
             hint="data.path=<a text file>, or data.format that describes this one",
         )
     if "\r" in text:
-        raise DataError(
-            f"its lines end with CR alone, as old Macs wrote them, expected LF or CR LF; it begins with {text[:40]!r}",
-            hint="tr '\\r' '\\n' < FILE > FILE.lf",
-        )
+        raise lines_end_with_cr("its lines", header)
     if not quote:
         return tuple(map(str.strip, text.split(separator)))
     try:

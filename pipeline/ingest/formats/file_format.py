@@ -117,6 +117,15 @@ def line_end(text: bytes) -> int | None:
     return end.end()
 
 
+def lines_end_with_cr(lines: str, start: bytes) -> DataError:
+    """Return the error for a file that begins with ``start`` and whose ``lines``, in words, end with CR alone."""
+    text = start[:40].decode(errors="replace")
+    return DataError(
+        f"{lines} end with CR alone, as old Macs wrote them, expected LF or CR LF; it begins with {text!r}",
+        hint="tr '\\r' '\\n' < FILE > FILE.lf",
+    )
+
+
 # Bytes within which a line must end where parts meet.
 SEEN = 1 << 20
 _LINE_END = re.compile(rb"[^\r\n]\r*\n")

@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from pipeline.models.layers.perceptron import Logit, compute_dtype, mlp
 from pipeline.models.operation_counter import counts_as_one
@@ -170,6 +171,7 @@ class _DotInteraction(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     @counts_as_one
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         # The gradient of vector i is the sum of the other vectors, each times the gradient of its pair with i.
@@ -219,6 +221,7 @@ class _CompiledInteraction(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         grad = grads[0].contiguous()
         vectors, first = ctx.saved_tensors

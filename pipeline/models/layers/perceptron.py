@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from pipeline.core.errors import ConfigError
 
@@ -178,6 +179,7 @@ class _Head(torch.autograd.Function):
         return logits
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         hidden, weight = ctx.saved_tensors
         grad = grads[0].contiguous()

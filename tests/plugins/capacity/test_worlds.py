@@ -12,7 +12,17 @@ from pipeline.config import CheckpointConfig, HardwareConfig, TrainConfig
 from pipeline.planning import PlanInputs, make_plan
 from pipeline.planning.step_prediction import BETWEEN, WITHIN, predict, step_parts
 from pipeline.plugins.capacity import rates
-from pipeline.plugins.capacity.worlds import BESIDE, SETTINGS, Rates, longest, resized, wall_of, whole_ms, worlds
+from pipeline.plugins.capacity.worlds import (
+    BESIDE,
+    SETTINGS,
+    Rates,
+    longest,
+    predict_scale,
+    resized,
+    wall_of,
+    whole_ms,
+    worlds,
+)
 from pipeline.store import Store
 from pipeline.training.batches import Batch, BatchReader
 from pipeline.training.parquet import SplitReader
@@ -153,3 +163,15 @@ def test_ranks_that_do_not_divide_the_lanes_share_some() -> None:
     assert [decoded_share(train, world, 64) for world in (1, 2, 3, 8, 16)] == [1.0, 0.5, 0.5, 0.125, 0.125]
     assert decoded_share(TrainConfig(global_batch=960, lanes=8, shuffle=False), 8, 64) == 1.0
     assert decoded_share(train, 8, 0) == 1.0
+
+
+@pytest.mark.parametrize(("moved", "counts", "left_out"), [(0.0, "dense", "moved"), (40.0, "moved", "dense")])
+def test_the_figures_name_the_rate_of_moved_values_that_counts(moved: float, counts: str, left_out: str) -> None:
+    hardware = replace(cpu(1, 1), moved_gb_per_s=moved)
+    scale = predict_scale(configure(hardware), inputs_on(hardware), FAST, {}, (1,))
+    assert f"{counts}_gb_per_s" in scale.assumed and f"{left_out}_gb_per_s" not in scale.assumed
+    steps = []
+    for rate in (1.0, 1000.0):
+        changed = replace(hardware, dense_gb_per_s=rate)
+        steps.append(make_plan(inputs_on(changed)).predicted_step_ms)
+    assert (steps[0] != steps[1]) == (counts == "dense"), "a figure is named if the prediction depends on it"
