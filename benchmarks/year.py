@@ -17,6 +17,7 @@ import math
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
@@ -278,11 +279,8 @@ def main() -> None:
             nights.append(year.run_night(date(2026, 1, 1) + timedelta(days=number), what))
             if (number + 1) % 30 == 0:
                 print(f"{number + 1} of {asked.nights} nights", file=sys.stderr, flush=True)
-    for kind in ("", BETTER, *HARMS):
-        its = [night for night in nights if night.what == kind]
-        passed, worse = [night.passed for night in its], [night.is_worse for night in its]
-        wrong = sum(night.passed and night.is_worse for night in its)
-        show(kind or "ordinary", {"nights": len(its), "passed": sum(passed), "truly worse": sum(worse), "wrong": wrong})
+    for title, some in (("passed", [night for night in nights if night.passed]), ("all", nights)):
+        show(title, Counter(night.what or "ordinary" for night in some))
     wrong_kinds = sorted(night.what for night in nights if night.passed and night.is_worse)
     fine = [night for night in nights if night.what not in HARMS and not night.is_worse]
     better = [night for night in nights if night.what == BETTER]
