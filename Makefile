@@ -181,7 +181,7 @@ bench-towers: install ## step time over slow links between hosts, flat, SPTT and
 bench-bipartite: install ## embedding hosts against a flat cluster: NE, bytes, Twitter's shape (network namespaces: root, iproute2)
 	@.venv/bin/python -m benchmarks.bipartite
 
-bench-towers-quality: install ## test NE of DMT with 2 and 4 towers against flat, at half the bytes between hosts
+bench-towers-quality: install ## test NE of DMT with 2 towers against flat, with the module and bytes of bench-towers
 	@.venv/bin/python -m benchmarks.towers_quality
 
 bench-nights: install ## ten simulated nights that drift: NE of nightly warm starts, from scratch, frozen (15 minutes)

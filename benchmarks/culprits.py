@@ -3,19 +3,17 @@
 The harms are those of ``make bench-year``, whose world draws the logs. Nights are real: `nightjar nightly` from the
 day's log to the verdict, a few good ones, and then one with a harm, each harm after the same good ones and on the same
 rows, which are published if nothing is done to them. Where the gate holds the night, `nightjar bisect` looks for the
-culprit with its default limit of four replays. The culprit is *right* if it is what ``HARMS`` says, no more and no
+culprit with its default limit of four replays. The culprit is *right* if it is what ``CULPRITS`` says, no more and no
 less, and took two replays or fewer.
 
-``HARMS`` also says beforehand what can show each harm. For some nothing can: a feature that is wrong in less than half
-of the rows still tells more than it misleads, so a model without it is worse, whatever the fault costs. These, and
-harms that the gate never held, are printed and counted apart. ``ratio``: the share of the other held nights whose
-culprit is right, over 0.9.
+``CASES`` also says beforehand which harms nothing can show: a feature that is wrong in less than half of the rows still
+tells more than it misleads, so a model without it is worse, whatever the fault costs. These, and harms that the gate
+never held, are counted apart. ``ratio``: the share of the other held nights whose culprit is right, over 0.9.
 """
 
 from __future__ import annotations
 
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -46,159 +44,67 @@ NIGHT = words(f"""data=csv publish.model={MODEL} data.split.test_share=0.3 model
     gate.max_ne_drift=0.02 gate.max_ne_fall=0.03 gate.max_label_shift=0.1 nightly.wait_minutes=0 hardware=laptop
     launch.inline=[ingest,plan,partition,train,evaluate,publish]""")
 NIGHT.append(f"+data.sparse={{{', '.join(f'{name}: {{}}' for name in COLUMNS)}}}")
+# By harm, the kinds of culprits that are right, several where the records cannot tell them apart, and their names:
+# features, of which any are right, as each is spoilt; or settings; or the slice whose rows alone are spoilt.
+CULPRITS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "labels turned": ((LABELS,), ()),
+    "feature dropped": ((FEATURES,), ("site",)),
+    "doubled rows": ((ROWS,), ()),
+    "clock shifted": ((FEATURES,), ("hour",)),
+    "stale ids": ((FEATURES,), ("site", "user")),
+    "leak": ((FEATURES,), ("spare",)),
+    "miscalibration": ((SETTINGS,), ("train.label_smoothing",)),
+    "bad slice": ((LABELS, ROWS), (f"country={BAD_COUNTRY}",)),
+    "sampling changed": ((LABELS, ROWS), ()),  # clicks that are added look like other rows that are left out
+    "worse model": ((SETTINGS,), ("train.lr",)),
+}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Case:
-    """A night with a harm: how large it is in ``words``, for what spoils the log, or as overrides of the night.
+    """A night with a harm of ``benchmarks.year``: how large it is in ``words``, and for what spoils the log.
 
-    ``unseen``: why nothing can show what spoilt it; "": something can.
+    ``settings``: overrides of the night. ``seen``: something can show what spoilt it.
     """
 
+    harm: str
     words: str
     severity: float = 0.0
     settings: tuple[str, ...] = ()
-    unseen: str = ""
+    seen: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Harm:
-    """A kind of harm, by its name in ``benchmarks.year``, and what ``bisect`` should name.
-
-    ``kinds``: of culprits that are right, several where the records cannot tell them apart. ``names``: features, of
-    which any are right, as each is spoilt; or settings; or the slice whose rows alone are spoilt. ``shown_by``: what
-    shows it.
-    """
-
-    name: str
-    kinds: tuple[str, ...]
-    names: tuple[str, ...] = ()
-    shown_by: str
-    cases: tuple[Case, ...]
-
-    def is_named_by(self, found: BisectRecord, day: date) -> bool:
-        """Whether ``found`` names it, whatever that took."""
-        if found.culprit is None or found.culprit.kind not in self.kinds:
-            return False
-        named = set(found.culprit.names)
-        if found.culprit.kind == FEATURES:
-            return named <= set(self.names)
-        return named == {*self.names, str(day)} - ({str(day)} if found.culprit.kind == SETTINGS else set())
-
-
-THE_INCUMBENT = "the serving version, which did not learn from these rows"
-A_REPLAY, FORMER = "a replay without it", "a replay with the former value"
-TELLS_MORE = "right in most rows, the feature tells more than it misleads"
-HARMS = (
-    Harm(
-        name="labels turned",
-        kinds=(LABELS,),
-        shown_by=THE_INCUMBENT,
-        cases=(Case(words="15 % of the labels", severity=1.0), Case(words="30 % of the labels", severity=2.0)),
-    ),
-    Harm(
-        name="feature dropped",
-        kinds=(FEATURES,),
-        names=("site",),
-        shown_by=A_REPLAY,
-        cases=(
-            Case(words="site is 0 in all rows", severity=1.0),
-            Case(words="site is 0 in 90 % of the rows", severity=0.9),
-            Case(words="site is 0 in 40 % of the rows", severity=0.4, unseen=TELLS_MORE),
-        ),
-    ),
-    Harm(
-        name="doubled rows",
-        kinds=(ROWS,),
-        shown_by=THE_INCUMBENT,
-        cases=(
-            Case(words="every row twice", severity=1.0),
-            Case(words="a twentieth of the rows 20 times", severity=0.05),
-        ),
-    ),
-    Harm(
-        name="clock shifted",
-        kinds=(FEATURES,),
-        names=("hour",),
-        shown_by=A_REPLAY,
-        cases=(Case(words="the hour is 6 ahead", severity=1.0), Case(words="the hour is 12 ahead", severity=2.0)),
-    ),
-    Harm(
-        name="stale ids",
-        kinds=(FEATURES,),
-        names=("site", "user"),
-        shown_by=A_REPLAY,
-        cases=(
-            Case(words="site and user of another row, in all rows", severity=1.0),
-            Case(words="site and user of another row, in 80 %", severity=0.8),
-            Case(words="site and user of another row, in 40 %", severity=0.4, unseen=TELLS_MORE),
-        ),
-    ),
-    Harm(
-        name="leak",
-        kinds=(FEATURES,),
-        names=("spare",),
-        shown_by=A_REPLAY,
-        cases=(
-            Case(words="spare tells the label in 70 % of the rows", severity=1.0),
-            Case(words="spare tells the label in 35 % of the rows", severity=0.5),
-        ),
-    ),
-    Harm(
-        name="miscalibration",
-        kinds=(SETTINGS,),
-        names=("train.label_smoothing",),
-        shown_by=FORMER,
-        cases=(
-            Case(words="train.label_smoothing=0.2", settings=("train.label_smoothing=0.2",)),
-            Case(words="train.label_smoothing=0.1", settings=("train.label_smoothing=0.1",)),
-        ),
-    ),
-    Harm(
-        name="bad slice",
-        kinds=(LABELS, ROWS),
-        names=(f"country={BAD_COUNTRY}",),
-        shown_by=THE_INCUMBENT,
-        cases=(
-            Case(words="80 % of the clicks of a country are lost", severity=0.8),
-            Case(words="50 % of the clicks of a country are lost", severity=0.5),
-        ),
-    ),
-    Harm(
-        name="sampling changed",
-        kinds=(LABELS, ROWS),  # clicks that are added, and rows without a click that are left out, look alike
-        shown_by=THE_INCUMBENT,
-        cases=(
-            Case(words="60 % of the rows without a click are gone", severity=1.0),
-            Case(words="30 % of the rows without a click are gone", severity=0.5),
-        ),
-    ),
-    Harm(
-        name="worse model",
-        kinds=(SETTINGS,),
-        names=("train.lr",),
-        shown_by=FORMER,
-        cases=(
-            Case(words="train.lr=0.3", settings=("train.lr=0.3", "checkpoint.allow=[train.lr]")),
-            Case(
-                words="train.lr=0.3, and two changes without harm",
-                settings=(
-                    "train.lr=0.3",
-                    "train.decay_ratio=0.6",
-                    "train.clip.dense_norm=100",
-                    "checkpoint.allow=[train.lr,train.decay_ratio,train.clip.dense_norm]",
-                ),
-            ),
-        ),
-    ),
+HARMLESS = ("train.decay_ratio=0.6", "train.clip.dense_norm=100")
+CASES = (
+    Case("labels turned", "15 % of the labels", 1.0),
+    Case("labels turned", "30 % of the labels", 2.0),
+    Case("feature dropped", "site is 0 in all rows", 1.0),
+    Case("feature dropped", "site is 0 in 90 % of the rows", 0.9),
+    Case("feature dropped", "site is 0 in 40 % of the rows", 0.4, seen=False),
+    Case("doubled rows", "every row twice", 1.0),
+    Case("doubled rows", "a twentieth of the rows 20 times", 0.05),
+    Case("clock shifted", "the hour is 6 ahead", 1.0),
+    Case("clock shifted", "the hour is 12 ahead", 2.0),
+    Case("stale ids", "site and user of another row, in all rows", 1.0),
+    Case("stale ids", "site and user of another row, in 80 %", 0.8),
+    Case("stale ids", "site and user of another row, in 40 %", 0.4, seen=False),
+    Case("leak", "spare tells the label in 70 % of the rows", 1.0),
+    Case("leak", "spare tells the label in 35 % of the rows", 0.5),
+    Case("miscalibration", "train.label_smoothing=0.2", settings=("train.label_smoothing=0.2",)),
+    Case("miscalibration", "train.label_smoothing=0.1", settings=("train.label_smoothing=0.1",)),
+    Case("bad slice", "80 % of the clicks of a country are lost", 0.8),
+    Case("bad slice", "50 % of the clicks of a country are lost", 0.5),
+    Case("sampling changed", "60 % of the rows without a click are gone", 1.0),
+    Case("sampling changed", "30 % of the rows without a click are gone", 0.5),
+    Case("worse model", "train.lr=0.3", settings=("train.lr=0.3",)),
+    Case("worse model", "train.lr=0.3, and two changes without harm", settings=("train.lr=0.3", *HARMLESS)),
 )
 
 
 @dataclass(frozen=True)
 class Night:
-    """A night with a harm: exit code, and what ``bisect`` found, where the gate held it."""
+    """A night with a harm: exit code, and what ``bisect`` found and named, where the gate held it."""
 
-    harm: Harm
     case: Case
     code: int
     found: BisectRecord | None
@@ -211,69 +117,27 @@ class Night:
     @property
     def counts(self) -> bool:
         """Whether the gate held it, and something can show the culprit."""
-        return self.found is not None and not self.case.unseen
+        return self.found is not None and self.case.seen
 
     def line(self) -> str:
         """Return what was named, after how many replays."""
         if self.found is None:
-            return "passed" if self.code == 0 else f"ended with {self.code}"
+            return f"not held, exit code {self.code}"
         culprit, replays = self.found.culprit, len(self.found.replays)
-        named = "nothing" if culprit is None else f"{culprit.kind} {', '.join(culprit.names)}"
+        named = f"nothing: {self.found.stopped}" if culprit is None else f"{culprit.kind} {', '.join(culprit.names)}"
         verdict = "right" if self.right else "WRONG"
-        return f"held; named {named} after {replays} replays: {'cannot be shown' if self.case.unseen else verdict}"
+        return f"held; named {named} after {replays} replays: {verdict if self.case.seen else 'cannot be shown'}"
 
 
-class Nights:
-    """A store with good nights, and copies of it with one more night each."""
-
-    def __init__(self, folder: Path, seed: int, rows: int) -> None:
-        self.folder, self.seed, self.rows = folder, seed, rows
-        self.rng = np.random.default_rng(seed)
-        self.world = World(self.rng, HOURLY)
-        (folder / "good" / "logs").mkdir(parents=True)
-
-    def draw(self) -> Day:
-        """Draw the rows of the next day."""
-        self.world.pass_day()
-        ids, logits = self.world.draw_rows(self.rows)
-        return Day(ids, self.rng.random(self.rows) < sigmoid(logits), held_out=0)
-
-    def run(self, place: str, day: date, log: Day, settings: Sequence[str] = ()) -> int:
-        """Run the night of ``day`` in folder ``place``; its exit code."""
-        frame = pl.DataFrame(dict(zip(COLUMNS, log.ids.T, strict=True)))
-        frame = frame.with_columns(label=pl.Series(log.clicked).cast(pl.Int8))
-        path = self.folder / place
-        frame.write_csv(path / "logs" / f"{day}.csv")
-        where = [f'data.path="{path}/logs/{{day}}.csv"', f"store={path}/store", f"seed={self.seed}"]
-        # Whatever refuses a night before the gate, such as a training guard, is an answer; a signal is not.
-        return nightjar("nightly", f"date={day}", *NIGHT, *where, *settings, allowed=range(SIGNALLED))
-
-    def require_good(self, place: str, day: date, log: Day) -> None:
-        """Run the night of ``day`` in ``place``; the benchmark ends if it is not published."""
-        if self.run(place, day, log):
-            raise SystemExit(f"seed {self.seed}: the night of {day}, to which nothing was done, was not published")
-        say(f"seed {self.seed}: {day} was published")
-
-    def copy_good(self) -> Path:
-        """Copy the good nights, in place of an earlier copy."""
-        place = self.folder / "bad"
-        shutil.rmtree(place, ignore_errors=True)
-        return shutil.copytree(self.folder / "good", place)
-
-    def run_harm(self, harm: Harm, case: Case, day: date, log: Day, rng: np.random.Generator) -> Night:
-        """Run the night of ``day`` with a harm, and look for the culprit if the gate holds it."""
-        place = self.copy_good()
-        code, found = self.run(place.name, day, spoil(harm.name, log, case.severity, rng), case.settings), None
-        if code == GateHeldError.exit_code:
-            store, name = Store(f"{place}/store"), f"{MODEL}-{day}"
-            nightjar("bisect", name, "--store", store.url, allowed=(0, GateHeldError.exit_code))
-            found = read(BisectRecord, store, f"runs/{name}/{BISECT}")
-        return Night(harm, case, code, found, found is not None and harm.is_named_by(found, day))
-
-
-def say(text: str) -> None:
-    """Tell how far the benchmark is."""
-    print(text, file=sys.stderr, flush=True)
+def is_named(harm: str, found: BisectRecord, day: date) -> bool:
+    """Whether ``found`` names the harm, whatever that took."""
+    kinds, names = CULPRITS[harm]
+    if found.culprit is None or found.culprit.kind not in kinds:
+        return False
+    named = set(found.culprit.names)
+    if found.culprit.kind == FEATURES:
+        return named <= set(names)
+    return named == (set(names) if found.culprit.kind == SETTINGS else {*names, str(day)})
 
 
 def spoil(harm: str, day: Day, severity: float, rng: np.random.Generator) -> Day:
@@ -287,35 +151,54 @@ def spoil(harm: str, day: Day, severity: float, rng: np.random.Generator) -> Day
     return spoil_log(harm, day, severity, rng)
 
 
-def show_nights(nights: Sequence[Night]) -> None:
-    """Print a line for each case: what shows it, and of its nights how many were held and named right."""
-    print(f"{'harm':17} {'case':46} {'nights':>6} {'held':>4} {'right':>5} {'replays':>7}  shown by")
-    for harm in HARMS:
-        for case in harm.cases:
-            its = [night for night in nights if night.case is case]
-            if not its:
-                continue
-            replays = " ".join(str(len(night.found.replays)) for night in its if night.found is not None)
-            held, right = sum(night.found is not None for night in its), sum(night.right for night in its)
-            shown = f"nothing: {case.unseen}" if case.unseen else harm.shown_by
-            print(f"{harm.name:17} {case.words:46} {len(its):6} {held:4} {right:5} {replays:>7}  {shown}")
-    for night in nights:
-        if night.counts and not night.right and night.found is not None:
-            culprit = night.found.culprit
-            named = f"nothing: {night.found.stopped or 'all were tried'}" if culprit is None else culprit.words
-            print(f"WRONG {night.harm.name}, {night.case.words}: {named}")
+def draw(world: World, rows: int) -> Day:
+    """The rows of the next day."""
+    world.pass_day()
+    ids, logits = world.draw_rows(rows)
+    return Day(ids, world.rng.random(rows) < sigmoid(logits), held_out=0)
 
 
-def by_harm(nights: Sequence[Night]) -> dict[str, dict[str, int]]:
-    """Count nights by the name of their harm: all, held, counted, right."""
-    counts: dict[str, dict[str, int]] = {}
-    for night in nights:
-        its = counts.setdefault(night.harm.name, dict.fromkeys(("nights", "held", "counted", "right"), 0))
-        its["nights"] += 1
-        its["held"] += night.found is not None
-        its["counted"] += night.counts
-        its["right"] += night.counts and night.right
-    return counts
+def run_night(place: Path, seed: int, day: date, log: Day, settings: Sequence[str] = ()) -> int:
+    """Run the night of ``day`` in folder ``place``; its exit code."""
+    frame = pl.DataFrame(dict(zip(COLUMNS, log.ids.T, strict=True)))
+    frame = frame.with_columns(label=pl.Series(log.clicked).cast(pl.Int8))
+    (place / "logs").mkdir(parents=True, exist_ok=True)
+    frame.write_csv(place / "logs" / f"{day}.csv")
+    where = [f'data.path="{place}/logs/{{day}}.csv"', f"store={place}/store", f"seed={seed}"]
+    # Whatever refuses a night before the gate, such as a training guard, is an answer; a signal is not.
+    return nightjar("nightly", f"date={day}", *NIGHT, *where, *settings, allowed=range(SIGNALLED))
+
+
+def run_case(case: Case, place: Path, seed: int, day: date, log: Day, rng: np.random.Generator) -> Night:
+    """Run the night of ``day`` with a harm, and look for the culprit if the gate holds it."""
+    found, settings = None, list(case.settings)
+    if case.harm == "worse model":  # what a checkpoint was not trained with has to be allowed
+        settings.append(f"checkpoint.allow=[{','.join(each.partition('=')[0] for each in settings)}]")
+    code = run_night(place, seed, day, spoil(case.harm, log, case.severity, rng), settings)
+    if code == GateHeldError.exit_code:
+        store, name = Store(f"{place}/store"), f"{MODEL}-{day}"
+        nightjar("bisect", name, "--store", store.url, allowed=(0, GateHeldError.exit_code))
+        found = read(BisectRecord, store, f"runs/{name}/{BISECT}")
+    return Night(case, code, found, found is not None and is_named(case.harm, found, day))
+
+
+def run_seed(folder: Path, seed: int, rows: int, good: int, only: str) -> list[Night]:
+    """All cases of a world, each after the same ``good`` nights, in a copy of their store."""
+    world, nights = World(np.random.default_rng(seed), HOURLY), []
+    for number in range(good + 1):
+        day, log = FIRST + timedelta(days=number), draw(world, rows)
+        place = folder / "good"
+        if number == good:
+            place = shutil.copytree(place, folder / "none")
+        if run_night(place, seed, day, log):
+            raise SystemExit(f"seed {seed}: the night of {day}, to which nothing was done, was not published")
+    for number, case in enumerate(CASES):
+        if only in case.harm:
+            place = shutil.copytree(folder / "good", folder / str(number))
+            nights.append(run_case(case, place, seed, day, log, np.random.default_rng([seed, number])))
+            shutil.rmtree(place)
+            print(f"seed {seed}: {case.harm}, {case.words}: {nights[-1].line()}", flush=True)
+    return nights
 
 
 def main() -> None:
@@ -327,35 +210,19 @@ def main() -> None:
         only=("", "the kinds of harm whose name has this in it"),
     )
     silent()
-    began = time.perf_counter()
-    nights = list[Night]()
-    todo = [(harm, case) for harm in HARMS for case in harm.cases]
+    began, nights = time.perf_counter(), list[Night]()
     for seed in map(int, asked.seeds.split(",")):
         with tempfile.TemporaryDirectory() as folder:
-            world = Nights(Path(folder), seed, asked.rows)
-            for number in range(asked.nights):
-                world.require_good("good", FIRST + timedelta(days=number), world.draw())
-            day, log = FIRST + timedelta(days=asked.nights), world.draw()
-            world.require_good(world.copy_good().name, day, log)
-            for number, (harm, case) in enumerate(todo):
-                if asked.only not in harm.name:
-                    continue
-                night = world.run_harm(harm, case, day, log, np.random.default_rng([seed, number]))
-                nights.append(night)
-                say(f"seed {seed}: {number + 1} of {len(todo)}: {harm.name}, {case.words}: {night.line()}")
-    show_nights(nights)
+            nights += run_seed(Path(folder), seed, asked.rows, asked.nights, asked.only)
     counted = [night for night in nights if night.counts]
-    share = sum(night.right for night in counted) / max(len(counted), 1)
+    right = sum(night.right for night in counted)
     finish(
         "culprits",
-        share / GOOD_SHARE,
+        right / max(len(counted), 1) / GOOD_SHARE,
         nights=len(nights),
         held=sum(night.found is not None for night in nights),
         counted=len(counted),
-        right=sum(night.right for night in counted),
-        named=sum(night.named for night in counted),
-        replays=float(np.mean([len(night.found.replays) for night in counted if night.found])) if counted else None,
-        harms=by_harm(nights),
+        right=right,
         not_held=[f"{night.case.words}: {night.line()}" for night in nights if night.found is None],
         seconds=time.perf_counter() - began,
     )

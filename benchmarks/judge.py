@@ -26,7 +26,10 @@ def main() -> None:
     rows = options(__doc__, rows=10_000_000).rows
     with tempfile.TemporaryDirectory() as folder:
         scores = str(Path(folder, "scores.parquet"))
-        made_up_scores(rows).write_parquet(scores)
+        labels, candidate, incumbent, slices = made_up_scores(rows, SLICES)
+        countries = pl.Series([f"country {number}" for number in range(SLICES)]).gather(slices)
+        columns = {"candidate": sigmoid(candidate), "incumbent": sigmoid(incumbent), "country": countries}
+        pl.DataFrame({"label": labels.astype(np.int8), **columns}).write_parquet(scores)
         command = [*NIGHTJAR, "judge", scores, "--score", "candidate", "--incumbent-score", "incumbent"]
         command += ["--slice", "country", "--json"]
         seconds = seconds_of(lambda: python(*command))
@@ -42,20 +45,13 @@ def main() -> None:
     )
 
 
-def made_up_scores(rows: int) -> pl.DataFrame:
-    """Two models that see the truth through noise, the candidate a little better."""
+def made_up_scores(rows: int, slices: int) -> tuple[np.ndarray, ...]:
+    """Labels, logits of two models that see the truth through noise, the first one a little better, and slices."""
     rng = np.random.default_rng(0)
     truth = rng.normal(-1.2, 1.3, rows)
-    candidate, incumbent = (sigmoid(truth + rng.normal(0, spread, rows)) for spread in (0.30, 0.32))
-    countries = pl.Series([f"country {number}" for number in range(SLICES)])
-    return pl.DataFrame(
-        {
-            "label": (rng.random(rows) < sigmoid(truth)).astype(np.int8),
-            "candidate": candidate,
-            "incumbent": incumbent,
-            "country": countries.gather(rng.integers(0, SLICES, rows)),
-        }
-    )
+    labels = rng.random(rows) < sigmoid(truth)
+    candidate, incumbent = (truth + rng.normal(0, spread, rows) for spread in (0.3, 0.32))
+    return labels, candidate, incumbent, rng.integers(0, slices, rows)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,9 @@ exchanges; the plans are for this package's step, so they should be the slower o
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.harness import finish, words
+from benchmarks.harness import finish, options, show, words
 from pipeline.config.compose import compose
 from pipeline.ingest.table_specs import dataset
 from pipeline.planning import PlanInputs, make_plan
@@ -22,71 +20,33 @@ from pipeline.planning import PlanInputs, make_plan
 # Here the 13 dense features go into the crosses as they are; there an MLP makes a vector of them first.
 MODEL = words("""data=dlrmv2 stages=[ingest,plan] model=dcnv2 model.embedding_dim=128 model.cross=low_rank
                 model.cross_rank=512 model.cross_layers=3 model.top_mlp=[1024,1024,512,256]""")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """Overrides, the batch on all ranks, and the published step in ms with its source, a file of
-    https://github.com/mlcommons/training_results_<version>; 0: none is known.
-    """
-
-    overrides: tuple[str, ...]
-    batch: int
-    published_ms: float = 0.0
-    source: str = ""
-
-
+# Overrides, the batch on all ranks, and the published step in ms, 0 where none is known. Sources, files of
+# https://github.com/mlcommons/training_results_<version>:
+#   h100x8: v4.0 NVIDIA/results/eos_ngc24.04_merlin_hugectr/dlrm_dcnv2/result_0.txt, 3,793 steps in 13,387 ms
+#   h100x16x8: v3.1 NVIDIA/results/eos_n16_ngc23.09_merlin_hugectr/dlrm_dcnv2/result_0.txt, 1,551 in 2,980 to 3,043 ms
 CASES = {
-    # 3,793 steps in 13,387 ms.
-    "h100x8": Case(
-        overrides=("hardware=h100x8",),
-        batch=55_296,
-        published_ms=3.53,
-        source="v4.0 NVIDIA/results/eos_ngc24.04_merlin_hugectr/dlrm_dcnv2/result_0.txt",
-    ),
-    "h100x2x8": Case(overrides=("hardware=h100x2x8",), batch=65_536),
-    # 1,551 steps in 2,980 to 3,043 ms.
-    "h100x16x8": Case(
-        overrides=("hardware=h100x16x8",),
-        batch=135_168,
-        published_ms=1.94,
-        source="v3.1 NVIDIA/results/eos_n16_ngc23.09_merlin_hugectr/dlrm_dcnv2/result_0.txt",
-    ),
+    "h100x8": ("hardware=h100x8", 55_296, 3.53),
+    "h100x2x8": ("hardware=h100x2x8", 65_536, 0.0),
+    "h100x16x8": ("hardware=h100x16x8", 135_168, 1.94),
     # So little memory that some tables have to lie on SSD.
-    "h100x2x8_ssd": Case(
-        overrides=("hardware=h100x2x8", "hardware.hbm_gib=4.5", "hardware.ddr_gib=5", "hardware.ssd_gib=100"),
-        batch=65_536,
-    ),
+    "h100x2x8_ssd": ("hardware=h100x2x8 hardware.hbm_gib=4.5 hardware.ddr_gib=5 hardware.ssd_gib=100", 65_536, 0.0),
 }
 
 
 def main() -> None:
-    """Plan every case, print it beside what is published, and the JSON line."""
-    figures = {name: _planned(case) for name, case in CASES.items()}
-    off = [figure["step_ms"] / figure["published_ms"] for figure in figures.values() if figure["published_ms"]]
-    for name, figure in figures.items():
-        print(f"{name}: {figure}")
-    finish(
-        "plan_mlperf",
-        max(max(each, 1 / each) for each in off),
-        **{f"{name}_{key}": value for name, figure in figures.items() for key, value in figure.items()},
-    )
-
-
-def _planned(case: Case) -> dict[str, Any]:
-    config = compose([*MODEL, *case.overrides, f"train.global_batch={case.batch}"])
-    began = time.perf_counter()
-    plan = make_plan(PlanInputs.of(config, *dataset(config.data)))
-    seconds = round(time.perf_counter() - began, 2)
-    slowest = plan.phases[plan.slowest_rank]
-    return {
-        "step_ms": plan.predicted_step_ms,
-        "published_ms": case.published_ms,
-        "seconds": seconds,
-        "phases": {name: round(ms, 3) for name, ms in slowest.items()},
-        "tiers": sorted({table.tier for table in plan.tables.values()}),
-        "source": case.source,
-    }
+    options(__doc__)
+    figures, off = dict[str, Any](), []
+    for name, (overrides, batch, published) in CASES.items():
+        config = compose([*MODEL, *words(overrides), f"train.global_batch={batch}"])
+        plan = make_plan(PlanInputs.of(config, *dataset(config.data)))
+        phases = {phase: round(ms, 3) for phase, ms in plan.phases[plan.slowest_rank].items()}
+        tiers = sorted({table.tier for table in plan.tables.values()})
+        case = {"step_ms": plan.predicted_step_ms, "published_ms": published, "phases": phases, "tiers": tiers}
+        show(name, case, ".3f")
+        figures |= {f"{name}_{key}": value for key, value in case.items()}
+        if published:
+            off.append(plan.predicted_step_ms / published)
+    finish("plan_mlperf", max(max(each, 1 / each) for each in off), **figures)
 
 
 if __name__ == "__main__":

@@ -39,37 +39,47 @@ def main() -> None:
     cases: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for log in given.logs:
-            names = [name for name in given.models if name in (BLOCKS if log == "users" else RANKERS)]
+            data = log_settings(log, folder, given.rows)
+            choice, known = ("model.sequences.history.block", BLOCKS) if log == "users" else ("model", RANKERS)
             for threads in given.threads:
                 # A store of its own, since a run of the same name must not go on where one with other threads ended.
                 store = f"{folder}/{log}-{threads}"
-                data = [*log_settings(log, folder, given.rows), f"store={store}"]
-                for name in names:
-                    chosen = f"model.sequences.history.block={name}" if log == "users" else f"model={name}"
-                    found = predict_and_train(store, name, [*data, chosen], threads)
+                for name in (each for each in given.models if each in known):
+                    found = predict_and_train(store, name, [*data, f"{choice}={name}"], threads)
                     cases.append({"log": log, "model": name, "threads": threads, **found})
                     show(f"{log}, {name}, {threads} thread(s)", found, ".2f")
     if given.keep:
         Path(given.keep).write_text(json.dumps(cases, indent=1))
-    report(cases)
+    steps, memory = ([abs(case[what]) for case in cases] for what in ("step", "memory"))
+    finish(
+        "predict",
+        sum(error <= CLOSE for error in steps) / len(cases),
+        cases=len(cases),
+        within_35=sum(error <= FAR for error in steps),
+        step=max(steps),
+        memory=max(memory),
+        memory_within_25=sum(error <= CLOSE for error in memory),
+        worst=cases[steps.index(max(steps))],
+    )
 
 
 def log_settings(log: str, folder: str, rows: int) -> list[str]:
     """The settings of a log: its data, in ``folder`` where it is written anew, and its batch."""
-    if log == "demo":
-        return ["data=synthetic", f"data.synthetic.rows={rows}", *TRAIN]
-    if log == "users":
-        return ["experiment=histories", f"data.synthetic.rows={rows}", *TRAIN]
+    if log in ("demo", "users"):
+        return ["data=synthetic" if log == "demo" else "experiment=histories", f"data.synthetic.rows={rows}", *TRAIN]
     plain = [each for each in settings_of(log, folder, 1, rows) if not each.startswith(("train.", "hardware="))]
     return [*plain, f"train.global_batch={256 if log == 'adult' else 1024}", *TRAIN]
 
 
 def predict_and_train(store: str, run: str, settings: list[str], threads: int) -> dict[str, float]:
-    """Plan and train one case on so many cores; its figures by name."""
+    """Plan and train on so many cores; what was predicted and measured, and how far off that is.
+
+    The machine's calibration lies in ``store``, too.
+    """
     cores = sorted(os.sched_getaffinity(0))[:threads]
     python(
         *(*NIGHTJAR, "run", *settings, "hardware=auto", f"run={run}", "stages=[ingest,plan,partition,train]"),
-        f"train.threads_per_rank={threads}",
+        *(f"train.threads_per_rank={threads}", f"store={store}"),
         enter=lambda: os.sched_setaffinity(0, cores),
         XDG_CACHE_HOME=f"{store}/cache",
         XDG_CONFIG_HOME=f"{store}/config",
@@ -84,22 +94,6 @@ def predict_and_train(store: str, run: str, settings: list[str], threads: int) -
         "measured_mib": memory["measured_bytes"] / 2**20,
         "memory": memory["predicted_bytes"] / memory["measured_bytes"] - 1,
     }
-
-
-def report(cases: list[dict[str, Any]]) -> None:
-    """Print how many cases are close, and the largest errors."""
-    steps = [abs(case["step"]) for case in cases]
-    memory = [abs(case["memory"]) for case in cases]
-    finish(
-        "predict",
-        sum(error <= CLOSE for error in steps) / len(cases),
-        cases=len(cases),
-        within_35=sum(error <= FAR for error in steps),
-        step=max(steps),
-        memory=max(memory),
-        memory_within_25=sum(error <= CLOSE for error in memory),
-        worst=max(cases, key=lambda case: abs(case["step"])),
-    )
 
 
 if __name__ == "__main__":

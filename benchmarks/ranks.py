@@ -4,11 +4,11 @@ A small model is trained and published, then a log of ``--rows`` rows is scored;
 ``--evaluated`` rows; and one is published that half of ``--published`` rows are held out for. A rank has one thread.
 On a machine with fewer than 4 CPUs, each process of predict and evaluate gets the same ``share`` of one, however many
 there are, by a cgroup's quota: so 4 ranks are to one as on a machine of 4 CPUs that are as much slower; these are kept
-``awake``. They are timed from when all are ready: the start of those of predict is told apart (``start_s``, CPU seconds
-of a rank). ``predict``, ``evaluate``: seconds of one rank over those of 4; ``ratio``: the smaller one; ``predict_2``,
-``evaluate_2``: of 2. ``predict_cpu``, ``evaluate_cpu``: by CPU seconds of the busiest process, as ``publish`` and
-``publish_2``, which count what its ranks share; ``publish_alone_s``: what rank 0 does then (bootstrap, verdict, pages).
-``same``: the scores, figures and versions of all are the same to the last digit.
+``awake``. They are timed from when all are ready. ``predict``, ``evaluate``: seconds of one rank over those of 4;
+``ratio``: the smaller one; ``predict_2``, ``evaluate_2``: of 2. ``predict_cpu``, ``evaluate_cpu``: by CPU seconds of
+the busiest process, as ``publish`` and ``publish_2``, which count what its ranks share; ``publish_alone_s``: what rank
+0 does then (bootstrap, verdict, pages). ``same``: the scores, figures and versions of all are the same to the last
+digit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import multiprocessing
 import os
 import tempfile
 import time
@@ -27,7 +26,7 @@ from typing import Any
 import psutil
 
 from benchmarks.cgroup import awake, equal_share, shares
-from benchmarks.harness import NIGHTJAR, finish, options, python, run_config, silent, words
+from benchmarks.harness import NIGHTJAR, finish, options, processes, python, run_config, silent, words
 from pipeline.config import Config
 from pipeline.config.compose import compose
 from pipeline.ingest.engines import in_order
@@ -41,6 +40,7 @@ from pipeline.store import Store
 
 MODEL, CACHE, RANKS = "ranks", 1 << 30, (1, 2, 4)
 STAGES = "stages=[ingest,plan,partition,train,evaluate,publish]"
+SHORT = "train.max_steps=20 train.threads_per_rank=1 train.guard.collapse=false"
 
 
 def main() -> None:
@@ -50,39 +50,40 @@ def main() -> None:
         evaluated=(2_400_000, "rows, of which three quarters are evaluated"),
         published=(600_000, "rows, of which half are scored for the gate"),
         ids=(50_000, "of a feature of the published model"),
-        block_mib=(4, "ingest.block_mib"),
     )
     share = equal_share(max(RANKS))
     with tempfile.TemporaryDirectory() as folder:
-        store, log = Store(f"{folder}/store"), f"{folder}/log.tsv"
-        model = ["data.synthetic.rows=100000", f"ingest.block_mib={given.block_mib}", f"publish.model={MODEL}"]
-        model += ["gate.max_calibration_error=1", STAGES]
-        python(*NIGHTJAR, "run", "experiment=demo", "run=r", f"store={store.url}", *model)
-        world = compose(["experiment=demo", f"data.synthetic.rows={given.rows}"])
-        write_tsv(world.data.synthetic, world.seed, log)
         with awake(share < 1):
-            found = {"predict": {ranks: scored(store, log, ranks, share) for ranks in RANKS}}
+            found = {"predict": predicted(folder, given.rows, share)}
             found["evaluate"] = evaluated(folder, given.evaluated, share)
         found["publish"] = published(folder, given.published, given.ids)
     figures: dict[str, Any] = {}
     for what, by_ranks in found.items():
         for ranks, each in by_ranks.items():
-            name = what if ranks == max(RANKS) else f"{what}_{ranks}"
-            busiest = by_ranks[1]["busiest"] / each["busiest"]
+            name, one = what if ranks == max(RANKS) else f"{what}_{ranks}", by_ranks[1]
             figures[f"{what}_busiest_of_{ranks}_s"] = each["busiest"]
             if "wall" in each:
-                figures[f"{what}_on_{ranks}_s"] = each["wall"]
-                figures |= {name: by_ranks[1]["wall"] / each["wall"], f"{name}_cpu": busiest}
-            else:
-                figures[name] = busiest
-    same = all(len({each["digest"] for each in by_ranks.values()}) == 1 for by_ranks in found.values())
-    figures |= {"start_s": found["predict"][4]["start"], "publish_alone_s": found["publish"][4]["alone"]}
-    share = found["predict"][4]["share"]
-    finish("ranks", min(figures["predict"], figures["evaluate"]), same=same, rows=given.rows, share=share, **figures)
+                figures |= {f"{what}_on_{ranks}_s": each["wall"], name: one["wall"] / each["wall"]}
+                name = f"{name}_cpu"
+            figures[name] = one["busiest"] / each["busiest"]
+    figures["same"] = all(len({each["digest"] for each in by_ranks.values()}) == 1 for by_ranks in found.values())
+    figures |= {"share": found["predict"][4]["share"], "publish_alone_s": found["publish"][4]["alone"]}
+    finish("ranks", min(figures["predict"], figures["evaluate"]), rows=given.rows, **figures)
+
+
+def predicted(folder: str, rows: int, share: float) -> dict[int, dict[str, Any]]:
+    """``nightjar predict`` by number of ranks, of a log that the published model did not learn from."""
+    store, log = Store(f"{folder}/store"), f"{folder}/log.tsv"
+    model = ["data.synthetic.rows=100000", "ingest.block_mib=4", f"publish.model={MODEL}"]
+    model += ["gate.max_calibration_error=1", STAGES]
+    python(*NIGHTJAR, "run", "experiment=demo", "run=r", f"store={store.url}", *model)
+    world = compose(["experiment=demo", f"data.synthetic.rows={rows}"])
+    write_tsv(world.data.synthetic, world.seed, log)
+    return {ranks: scored(store, log, ranks, share) for ranks in RANKS}
 
 
 def scored(store: Store, log: str, ranks: int, share: float) -> dict[str, Any]:
-    """Score ``log`` on so many ranks: CPU seconds and a digest of the scores."""
+    """Score ``log`` on so many ranks: seconds, CPU seconds and a digest of the scores."""
     place = versions.version_path(MODEL, str(promotion.read_current(store, MODEL).version))
     folder, how = Path(store.full(place)), {"path": log, "memory": CACHE, "labelled": True, "ranks": ranks}
     with one_thread():
@@ -99,11 +100,9 @@ def scored(store: Store, log: str, ranks: int, share: float) -> dict[str, Any]:
                     digest.update(score_lines(block, scorer.description).write_csv().encode())
                 wall = time.perf_counter() - began
             after = _cpu()
-    spent = [after[process] - before[process] for process in after]
-    start = max((seconds for process, seconds in before.items() if process != os.getpid()), default=0.0)
-    print(f"predict on {ranks} ranks: {wall:.2f} s, busiest {max(spent):.2f} CPU s of {sum(spent):.2f}", flush=True)
-    figures = {"busiest": max(spent), "start": start, "wall": wall, "share": share}
-    return {**figures, "digest": digest.hexdigest()}
+    busiest = max(after[process] - before[process] for process in after)
+    print(f"predict on {ranks} ranks: {wall:.2f} s, busiest {busiest:.2f} CPU s", flush=True)
+    return {"busiest": busiest, "wall": wall, "share": share, "digest": digest.hexdigest()}
 
 
 def _cpu() -> dict[int, float]:
@@ -114,41 +113,30 @@ def _cpu() -> dict[int, float]:
     return {pid: each.user + each.system for pid, each in times.items()}
 
 
-def _on_ranks(what: str, world: int, place: Path, rank: Callable[..., None], *more: Any) -> dict[str, Any]:
-    """Run ``rank`` on ``world`` processes, each of which writes its figures; those of all, the busiest and rank 0."""
-    place.mkdir()
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=rank, args=(number, world, place, *more)) for number in range(world)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join()
-    found = [json.loads((place / f"{number}.json").read_text()) for number in range(world)]
-    spent = [each["seconds"] for each in found]
-    print(f"{what} on {world} ranks: busiest {max(spent):.2f} CPU s of {sum(spent):.2f}", flush=True)
-    wall = {"wall": max(each["wall"] for each in found)} if "wall" in found[0] else {}
-    return {**found[0], **wall, "busiest": max(spent)}
+def _on_ranks(work: Callable[..., dict[str, Any]], folder: str, world: int, *more: Any) -> dict[str, Any]:
+    """What rank 0 of ``world`` processes finds, with the longest ``wall`` and the ``busiest`` of all."""
+    meet = [f"{folder}/{work.__name__}-{world}"] * world
+    with processes(world) as pool:
+        found = list(pool.map(work, range(world), [world] * world, meet, *([each] * world for each in more)))
+    print(f"{work.__name__} on {world} ranks: busiest {max(each['cpu'] for each in found):.2f} CPU s", flush=True)
+    longest = {"wall": max(each["wall"] for each in found)} if "wall" in found[0] else {}
+    return {**found[0], **longest, "busiest": max(each["cpu"] for each in found)}
 
 
 def evaluated(folder: str, rows: int, share: float) -> dict[int, dict[str, Any]]:
-    """Stage evaluate by number of ranks: ``wall`` seconds, CPU ``busiest``, and a ``digest`` of logits and figures.
-
-    A model of the demo is trained, and three quarters of ``rows`` are held out. A rank has one thread and an equal
-    share of the CPUs. It is timed from when all have imported what they need, up to the figures, as in the stage.
-    """
+    """Stage evaluate by number of ranks, up to the figures, as in the stage; ``digest``: of logits and figures."""
     world = words(f"""experiment=demo run=e store={folder}/evaluated data.synthetic.rows={rows}
-        data.split.test_share=0.75 train.max_steps=20 train.threads_per_rank=1 train.guard.collapse=false""")
+        data.split.test_share=0.75 {SHORT}""")
     configs = {ranks: compose([*world, f"hardware.ranks_per_host={ranks}"]) for ranks in RANKS}
     checkpoint = run_config(configs[1], last="train")["train"].summary["final"]
     found = {}
     for ranks, config in configs.items():
         run_config(config, last="partition")
-        place = Path(folder) / f"evaluate{ranks}"
-        found[ranks] = _on_ranks("evaluate", ranks, place, _evaluate_rank, config, checkpoint, share)
+        found[ranks] = _on_ranks(evaluate_rank, folder, ranks, config, checkpoint, share)
     return found
 
 
-def _evaluate_rank(rank: int, world: int, place: Path, config: Config, checkpoint: str, share: float) -> None:
+def evaluate_rank(rank: int, world: int, meet: str, config: Config, checkpoint: str, share: float) -> dict[str, Any]:
     import torch.distributed as dist
 
     from pipeline.evaluation import evaluate, reliability
@@ -157,7 +145,7 @@ def _evaluate_rank(rank: int, world: int, place: Path, config: Config, checkpoin
     from pipeline.training.predict import predict
 
     silent()
-    dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=world)
+    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
     store = Store(config.store)
     inputs = run_config(config, last="partition")
     plan, towers = read_towers(config, store, inputs, [])
@@ -170,27 +158,22 @@ def _evaluate_rank(rank: int, world: int, place: Path, config: Config, checkpoin
             curve = reliability(found.labels, found.logits)
             text = json.dumps([figures, curve.to_json()], sort_keys=True).encode()
             digest = hashlib.sha256(found.logits.tobytes() + text).hexdigest()
-        took = {"seconds": time.process_time() - spent, "wall": time.perf_counter() - began}
-    (place / f"{rank}.json").write_text(json.dumps({**took, "digest": digest}))
+        return {"cpu": time.process_time() - spent, "wall": time.perf_counter() - began, "digest": digest}
 
 
 def published(folder: str, rows: int, ids: int) -> dict[int, dict[str, Any]]:
-    """Stage publish by number of ranks: seconds of the ``busiest`` and ``alone``, ``digest`` of files and record.
+    """Stage publish by number of ranks; ``digest``: of files and record.
 
-    A model of the demo is trained with ``ids`` a feature, and half of ``rows`` are held out. What all ranks share is
-    counted: tables, and the held-out rows and features scored for the gate. What rank 0 then does is told apart.
+    What all ranks share is counted: tables, and the held-out rows and features scored for the gate.
     """
-    world = words(f"""experiment=demo run=p store={folder}/published data.synthetic.rows={rows}
-        data.synthetic.ids_per_feature={ids} data.split.test_share=0.5 train.max_steps=20 train.threads_per_rank=1
-        train.guard.collapse=false gate.max_rows={rows}""")
+    world = words(f"""experiment=demo run=p store={folder}/published data.synthetic.rows={rows} gate.max_rows={rows}
+        data.synthetic.ids_per_feature={ids} data.split.test_share=0.5 {SHORT}""")
     config = compose([*world, "gate.force=to be measured", STAGES])
     run_config(dataclasses.replace(config, stages=config.stages[:-1]))
-    return {
-        ranks: _on_ranks("publish", ranks, Path(folder) / f"publish{ranks}", _publish_rank, config) for ranks in RANKS
-    }
+    return {ranks: _on_ranks(publish_rank, folder, ranks, config) for ranks in RANKS}
 
 
-def _publish_rank(rank: int, world: int, place: Path, config: Config) -> None:
+def publish_rank(rank: int, world: int, meet: str, config: Config) -> dict[str, Any]:
     import torch.distributed as dist
     import torch.export._trace  # noqa: F401 (what reading a program imports)
 
@@ -199,7 +182,7 @@ def _publish_rank(rank: int, world: int, place: Path, config: Config) -> None:
 
     silent()
     os.environ |= {"LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(world)}  # as torchrun says it
-    dist.init_process_group("gloo", init_method=f"file://{place}/meet", rank=rank, world_size=world)
+    dist.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=world)
     store = Store(config.store)
     *earlier, last = steps(config, store)
     inputs = {step.name: store.get(step.path, step.name) for step in earlier}
@@ -221,8 +204,7 @@ def _publish_rank(rank: int, world: int, place: Path, config: Config) -> None:
         gate = store.read_json(f"{version.path}/gate.json") | {"model": ""}
         files = {name: entry.checksum for name, entry in version.files.items() if name.startswith("tables/")}
         digest = hashlib.sha256(json.dumps([files, gate], sort_keys=True).encode()).hexdigest()
-    record = {"seconds": shared[0] - began, "alone": time.process_time() - shared[0], "digest": digest}
-    (place / f"{rank}.json").write_text(json.dumps(record))
+    return {"cpu": shared[0] - began, "alone": time.process_time() - shared[0], "digest": digest}
 
 
 if __name__ == "__main__":

@@ -3,8 +3,7 @@
 Models by batches by threads, each sealed by ``nightjar price --seal`` and then run, one after the other, on one
 dataset. ``ratio``: the median absolute error of the train stage's seconds; ``worst``: the largest one; ``whole``,
 ``whole_worst``: those of all stages; ``step``, ``memory``: medians; ``shortest_s``: the shortest training. All sealed
-predictions are printed as the table for docs/measurements.md, none left out; ``--store`` keeps them. Run nothing
-beside it.
+predictions are printed as the table for docs/measurements.md, none left out. Run nothing beside it.
 """
 
 from __future__ import annotations
@@ -13,10 +12,8 @@ import itertools
 import json
 import statistics
 import tempfile
-from pathlib import Path
-from typing import Any
 
-from benchmarks.harness import NIGHTJAR, finish, options, python, show
+from benchmarks.harness import NIGHTJAR, finish, options, python
 
 MODELS = ("dlrm", "dcnv2", "deepfm", "masknet")
 SHAPES = ((512, 1), (512, 2), (2048, 1), (2048, 2), (4096, 2))
@@ -28,31 +25,19 @@ def main() -> None:
         rows=(300_000, "rows of the dataset"),
         epochs=(3, "of each training"),
         configurations=(len(MODELS) * len(SHAPES), "the first so many"),
-        store=(None, "folder that keeps the sealed predictions and their runs (default: none does)"),
     )
-    with tempfile.TemporaryDirectory() as folder:
-        store = Path(given.store or folder)
+    with tempfile.TemporaryDirectory() as store:
         data = ["experiment=demo", f"data.synthetic.rows={given.rows}", "hardware=auto", f"store={store}"]
         python(*NIGHTJAR, "ingest", *data, "run=data")
         cases = itertools.islice(itertools.product(MODELS, SHAPES), given.configurations)
         for model, (batch, threads) in cases:
-            run = f"{model}-{batch}-{threads}"
-            # What an earlier start of this benchmark has run stays.
-            if (store / "runs" / run / "result.json").exists():
-                continue
-            settings = [*data, f"run={run}", f"model={model}", f"train.global_batch={batch}"]
+            settings = [*data, f"run={model}-{batch}-{threads}", f"model={model}", f"train.global_batch={batch}"]
             settings += [f"train.threads_per_rank={threads}", f"train.epochs={given.epochs}"]
             python(*NIGHTJAR, "price", "--seal", *settings)
             python(*NIGHTJAR, "run", *settings)
-            result = json.loads((store / "runs" / run / "result.json").read_text())
-            show(run, {"train_s": result["train"]["seconds"], "error": result["prediction"]["error"]}, ".3f")
-        lines = json.loads(python(*NIGHTJAR, "price", "--sealed", f"store={store}", "--json"))["sealed"]
-        print(python(*NIGHTJAR, "price", "--sealed", f"store={store}", "--markdown"))
-    report(lines)
-
-
-def report(lines: list[dict[str, Any]]) -> None:
-    """Print medians and worst errors of the compared predictions."""
+        sealed = (*NIGHTJAR, "price", "--sealed", f"store={store}")
+        lines = json.loads(python(*sealed, "--json"))["sealed"]
+        print(python(*sealed, "--markdown"))
     compared = [line for line in lines if line["state"] == "compared"]
     trains = [line["seconds"]["train"] for line in compared]
     errors = [abs(train["predicted_s"] / train["measured_s"] - 1) for train in trains]

@@ -1,10 +1,9 @@
 """``make bench-startup``: seconds from a command to its end where little is trained, so that starting is what counts.
 
 Adult from log to figures (``--adult``: the file), the demo's evaluate stage, and the first night of 60,000 rows with
-nothing set but the logs. Every part runs twice on ``--cpus`` CPUs: as it is, and with each stage under torchrun in a
-process that imports everything itself, as all stages ran before. ``ratio``: the smallest of the quotients of the two;
-the seconds are in ``now`` and ``before``, the bars for ``now`` in ``bars``. ``help_seconds``: of ``nightjar --help``,
-whose bar is half a second.
+nothing set but the logs. Every part runs twice on two CPUs: as it is, and with each stage under torchrun in a process
+that imports everything itself, as all stages ran before. ``ratio``: the smallest of the quotients of the two; the
+seconds are in ``now`` and ``before``. ``help_seconds``: of ``nightjar --help``, whose bar is half a second.
 """
 
 from __future__ import annotations
@@ -13,42 +12,27 @@ import os
 import tempfile
 
 from benchmarks.harness import ADULT, finish, options, python, result_of, seconds_of
-from pipeline.core.cpus import available_cpus
 
 NOW = "from pipeline.cli import main"
 BEFORE = f"from pipeline.launch.local import LocalStages; LocalStages.is_forked = lambda *_: False; {NOW}"
-BARS = {"adult": 12.0, "demo_evaluate": 4.0, "night": 15.0}
+PARTS = ["adult", "demo_evaluate", "night"]
 
 
 def main() -> None:
-    """Run every part both ways and print a table and the JSON line."""
-    given = options(
-        __doc__,
-        adult=(ADULT, "left out if missing"),
-        cpus=2,
-        parts=(list(BARS), None, {"choices": list(BARS)}),
-    )
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-given.cpus :])
+    given = options(__doc__, adult=(ADULT, "left out if missing"), parts=(PARTS, None, {"choices": PARTS}))
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-2:])
     commands = {
         "adult": ["run", "experiment=adult", f"data.path={given.adult}", "run=adult"],
         "demo_evaluate": ["run", "experiment=demo", "run=demo"],
         "night": ["nightly", "date=2026-01-01", "data=synthetic", "data.synthetic.rows=60000"],
     }
-    left_out = [] if given.adult.exists() else ["adult"]
-    names = [name for name in given.parts if name not in left_out]
+    names = [name for name in given.parts if name != "adult" or given.adult.exists()]
     before, now = ({name: _seconds(program, name, commands[name]) for name in names} for program in (BEFORE, NOW))
-    for name in names:
-        print(f"{name:<14} {before[name]:6.1f} s before, {now[name]:6.1f} s now (bar {BARS[name]:g} s)", flush=True)
-    quotients = {name: round(before[name] / now[name], 3) for name in names}
     finish(
         "startup",
-        min(quotients.values()),
+        min(before[name] / now[name] for name in names),
         now=now,
         before=before,
-        quotients=quotients,
-        bars={name: BARS[name] for name in names},
-        cpus=available_cpus(),
-        left_out=left_out,
         help_seconds=_nightjar(NOW, "--help"),
     )
 

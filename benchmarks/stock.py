@@ -11,43 +11,20 @@ import torch
 from torch import nn
 from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
 from torchrec.distributed.planner import EmbeddingShardingPlanner
+from torchrec.distributed.planner import types as planner
 from torchrec.distributed.planner.enumerators import EmbeddingEnumerator
 from torchrec.distributed.planner.storage_reservations import FixedPercentageStorageReservation
-from torchrec.distributed.planner.types import (
-    HardwareConfig,
-    KernelConfig,
-    ParameterConstraints,
-    Proposer,
-    Shard,
-    ShardingOption,
-    Topology,
-    TopologyFactory,
-    TrainerConfig,
-)
 from torchrec.distributed.types import CacheParams
 from torchrec.modules.embedding_configs import EmbeddingBagConfig
 from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.optim import RowWiseAdagrad
 
-from pipeline.config import Config
-from pipeline.config import HardwareConfig as Hardware
+from pipeline.config import Config, HardwareConfig
+from pipeline.core.units import GIB
 from pipeline.planning.hardware import Capacity
 from pipeline.records import DatasetSchema, Plan, Profile, TablePlan
 
-GIB = 2**30
 BYTES_PER_MS = 1e6  # of 1 GB/s
-
-
-class AnyTypeSharder(EmbeddingBagCollectionSharder):
-    """Offers the types a plan names, also those that the stock sharder withholds from CPU plans."""
-
-    def __init__(self, types: set[str]) -> None:
-        super().__init__()
-        self._types = sorted(types)
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        """The types given."""
-        return self._types
 
 
 class Stock:
@@ -61,19 +38,18 @@ class Stock:
         self.dim = config.model.embedding_dim
         self.rows = {column.name: column.rows for column in schema.sparse}
         self.pooling = {name: max(profile.sparse[name].pooling, 1e-3) for name in self.rows}
-        self.weighted = {column.name for column in schema.sparse if column.weighted}
         self.topology = _topology(config.hardware, room)
 
-    def plan(self, proposer: Proposer | None = None) -> list[ShardingOption]:
+    def plan(self, proposer: planner.Proposer | None = None) -> list[planner.ShardingOption]:
         """What TorchRec's planner picks, by its default proposers or ``proposer``; PlannerError where nothing fits."""
-        best: list[ShardingOption] = []
+        best: list[planner.ShardingOption] = []
 
-        def keep(options: list[ShardingOption]) -> list[ShardingOption]:
+        def keep(options: list[planner.ShardingOption]) -> list[planner.ShardingOption]:
             best.extend(options)
             return options
 
         constraints = {name: self._constraints(name) for name in self.rows}
-        planner = EmbeddingShardingPlanner(
+        theirs = EmbeddingShardingPlanner(
             topology=self.topology,
             batch_size=self.batch,
             constraints=constraints,
@@ -83,22 +59,29 @@ class Stock:
             stats=[],
             debug=False,
         )
-        planner.plan(self._collection(), [EmbeddingBagCollectionSharder()])  # type: ignore[list-item]
+        theirs.plan(self._collection(), [EmbeddingBagCollectionSharder()])  # type: ignore[list-item]
         return best
 
     def rate(self, plan: Plan) -> float:
         """Our ``plan``'s cost in the stock model, ms: its shards put in the place of the enumerated ones."""
         constraints = {name: self._constraints(name, table) for name, table in plan.tables.items()}
         enumerator = EmbeddingEnumerator(self.topology, self.batch, constraints)
-        sharder = AnyTypeSharder({table.sharding for table in plan.tables.values()})
+        sharder, types = EmbeddingBagCollectionSharder(), sorted({table.sharding for table in plan.tables.values()})
+        sharder.sharding_types = lambda _: types  # type: ignore[method-assign] (also those it withholds from CPUs)
         enumerated = enumerator.enumerate(self._collection(), [sharder])  # type: ignore[list-item]
         like = {option.name: option for option in enumerated}
-        options = [_placed(like[name], table) for name, table in plan.tables.items()]
+        options = []
+        for name, table in plan.tables.items():
+            options.append(copy.copy(like[name]))
+            options[-1].shards = [
+                planner.Shard(size=[shard.rows, shard.columns], offset=[shard.row, shard.column], rank=shard.rank)
+                for shard in table.shards
+            ]
         enumerator.populate_estimates(options)
         return slowest_rank(options, plan.world_size)
 
-    def _constraints(self, name: str, table: TablePlan | None = None) -> ParameterConstraints:
-        common = ParameterConstraints(pooling_factors=[self.pooling[name]], is_weighted=name in self.weighted)
+    def _constraints(self, name: str, table: TablePlan | None = None) -> planner.ParameterConstraints:
+        common = planner.ParameterConstraints(pooling_factors=[self.pooling[name]])
         if table is not None:
             common.sharding_types, common.compute_kernels = [table.sharding], [table.kernel]
             common.min_partition = min(shard.columns for shard in table.shards)
@@ -111,13 +94,13 @@ class Stock:
             EmbeddingBagConfig(name=name, num_embeddings=rows, embedding_dim=self.dim, feature_names=[name])
             for name, rows in self.rows.items()
         ]
-        module = EmbeddingBagCollection(tables=configs, is_weighted=bool(self.weighted), device=torch.device("meta"))
+        module = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
         for parameter in module.parameters():
             parameter._optimizer_classes = [RowWiseAdagrad]  # type: ignore[attr-defined]
         return module
 
 
-def slowest_rank(options: list[ShardingOption], world_size: int) -> float:
+def slowest_rank(options: list[planner.ShardingOption], world_size: int) -> float:
     """The rating: the largest sum of ``perf.total`` over ranks, ms."""
     spent = [0.0] * world_size
     for option in options:
@@ -127,21 +110,12 @@ def slowest_rank(options: list[ShardingOption], world_size: int) -> float:
     return max(spent)
 
 
-def _placed(option: ShardingOption, table: TablePlan) -> ShardingOption:
-    placed = copy.copy(option)
-    placed.shards = [
-        Shard(size=[shard.rows, shard.columns], offset=[shard.row, shard.column], rank=shard.rank)
-        for shard in table.shards
-    ]
-    return placed
-
-
-def _topology(hardware: Hardware, room: Capacity | None) -> Topology:
+def _topology(hardware: HardwareConfig, room: Capacity | None) -> planner.Topology:
     sizes = (hardware.hbm_gib, hardware.ddr_gib, hardware.ssd_gib)
     hbm, ddr, ssd = room.each if room else (int(size * GIB) for size in sizes)
-    return TopologyFactory.create_topology(
-        TrainerConfig(world_size=hardware.world_size, local_world_size=hardware.ranks_per_host),
-        HardwareConfig(
+    return planner.TopologyFactory.create_topology(
+        planner.TrainerConfig(world_size=hardware.world_size, local_world_size=hardware.ranks_per_host),
+        planner.HardwareConfig(
             hbm_cap_bytes=hbm,
             ddr_cap_bytes=ddr,
             ssd_cap_bytes=ssd,
@@ -152,5 +126,5 @@ def _topology(hardware: Hardware, room: Capacity | None) -> Topology:
             hbm_to_ddr_mem_bw=hardware.hbm_to_ddr_gb_per_s * BYTES_PER_MS or None,
             ssd_mem_bw=hardware.ssd_gb_per_s * BYTES_PER_MS or None,
         ),
-        KernelConfig(compute_device=hardware.device, use_hardware_based_bandwidth=True),
+        planner.KernelConfig(compute_device=hardware.device, use_hardware_based_bandwidth=True),
     )

@@ -25,15 +25,14 @@ from datetime import date, timedelta
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import finish, options
+from benchmarks.harness import finish, options, show
 from pipeline.config import GateConfig
 from pipeline.evaluation import ScoredRows, SliceColumn, measure
 from pipeline.evaluation.gate.budget import LedgerFile, judge_within_budget
 from pipeline.evaluation.gate.measure import former_figures
-from pipeline.evaluation.gate.power import error_of
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.records.error_budget import YEAR
-from pipeline.records.gate import PASS, Former, GateRecord
+from pipeline.records.gate import PASS, GateRecord
 from pipeline.store.files import Files
 
 # Ids of each feature. The first is the hour of the day, the second the country, by which the rows are sliced, the last
@@ -45,28 +44,24 @@ SPREADS = (0.25, 0.3, 0.3, 0.3, 0.5, 0.3, 0.3, 0.3, 0.0)
 # Pairs of features whose crosses matter. The model of the first night knows none of them.
 CROSSES = tuple((one, other) for one in range(1, 6) for other in range(one + 1, 7))
 CROSS_ROWS = 1 << 13
+# The rows of the one table that all features and crosses share: where each feature's and each cross' begin, and all.
+*STARTS, TABLE_ROWS = np.cumsum((0, *SIZES, *(CROSS_ROWS for _ in CROSSES))).tolist()
 TRAIN_ROWS, TEST_ROWS, CLEAN_ROWS = 100_000, 60_000, 300_000
-# Days that the version learnt from which serves when the year begins.
-FIRST_DAYS = 10
+FIRST_DAYS = 10  # that the version learnt from which serves when the year begins
 BATCH, RATE, FIRST_SQUARE = 1024, 0.08, 0.1
-BETTER_SHARE = 0.05
-# Share of its spread that a taste changes by in a day: its correlation over a month is 0.98.
-DRIFT = 0.04
-# What a day forgets of AdaGrad's sums, so that the model still follows after a year.
-FORGET = 0.03
-# A harm is as large as written below, or as little as this share of it.
-LEAST_SEVERE = 0.3
-HARMS = (
-    "labels turned",
-    "feature dropped",
-    "doubled rows",
-    "clock shifted",
-    "stale ids",
-    "leak",
-    "miscalibration",
-    "bad slice",
-    "sampling changed",
-    "worse model",
+BETTER, BETTER_SHARE = "better", 0.05
+DRIFT = 0.04  # share of its spread that a taste changes by in a day: its correlation over a month is 0.98
+FORGET = 0.03  # what a day forgets of AdaGrad's sums, so that the model still follows after a year
+LEAST_SEVERE = 0.3  # a harm is as large as written below, or as little as this share of it
+HARMS = ["labels turned", "feature dropped", "doubled rows", "clock shifted", "stale ids", "leak", "miscalibration"]
+HARMS += ["bad slice", "sampling changed", "worse model"]
+GATE = GateConfig(
+    budget=1.0,
+    max_ne_increase=0.002,
+    slice_max_ne_increase=0.02,
+    max_ne_fall=0.01,
+    max_label_shift=0.1,
+    slices=["country"],
 )
 
 Ids = NDArray[np.int64]
@@ -132,11 +127,9 @@ class ClickModel:
         return replace(self, weights=self.weights.copy(), squares=squares, offset=0.0, noise=None)
 
     def rows_of(self, ids: Ids) -> Ids:
-        """Rows [n, features + crosses] of the one table that all features share."""
-        columns = [ids[:, feature] + start for feature, start in enumerate(STARTS)]
-        for number, pair in enumerate(CROSSES[: self.crosses]):
-            columns.append(cross_rows(ids, pair) + STARTS[-1] + SIZES[-1] + number * CROSS_ROWS)
-        return np.stack(columns, axis=1)
+        """Rows [n, features + crosses] of the one table."""
+        columns = [*ids.T, *(cross_rows(ids, pair) for pair in CROSSES[: self.crosses])]
+        return np.stack(columns, axis=1) + STARTS[: len(columns)]
 
     def train(self, ids: Ids, clicked: NDArray[np.bool_]) -> None:
         rows = self.rows_of(ids)
@@ -160,10 +153,6 @@ class ClickModel:
         """By feature, the share of lookups that find a trained row."""
         trained = self.squares[self.rows_of(ids)[:, : len(SIZES)]] > FIRST_SQUARE
         return {f"feature {number}": float(share) for number, share in enumerate(trained.mean(0))}
-
-
-STARTS = tuple(int(start) for start in np.cumsum((0, *SIZES[:-1])))
-TABLE_ROWS = sum(SIZES) + len(CROSSES) * CROSS_ROWS
 
 
 def spoil_log(harm: str, day: Day, severity: float, rng: np.random.Generator) -> Day:
@@ -202,50 +191,38 @@ def spoil_model(harm: str, model: ClickModel, severity: float, rng: np.random.Ge
         model.weights += rng.normal(0, 0.06 * severity, len(model.weights))
 
 
-@dataclass(frozen=True)
-class Truth:
-    """The change of NE from incumbent to candidate on clean rows, of all and by country."""
-
-    all_rows: float
-    countries: tuple[float, ...]
-
-    def is_wrong(self, settings: GateConfig) -> bool:
-        most, most_slice = settings.max_ne_increase or 0.0, settings.slice_max_ne_increase or 0.0
-        return self.all_rows > most or max(self.countries) > most_slice
-
-
-def compare_truly(ids: Ids, probabilities: Floats, candidate: ClickModel, incumbent: ClickModel) -> Truth:
-    """Compare by the expected log loss, so that chance of labels plays no part."""
-    losses = []
-    for model in (candidate, incumbent):
-        logits = model.score(ids).astype(np.float64)
-        losses.append(np.logaddexp(0, logits) - probabilities * logits)
-    countries = []
-    for country in range(SIZES[COUNTRY]):
-        rows = ids[:, COUNTRY] == country
-        countries.append(float(losses[0][rows].sum() / losses[1][rows].sum() - 1))
-    return Truth(float(losses[0].sum() / losses[1].sum() - 1), tuple(countries))
-
-
 @dataclass
 class Night:
-    """What happened in a night, and what the gate said."""
+    """What happened in a night, what the gate said, and the true change of NE: of all rows, the worst of a country."""
 
     what: str
-    severity: float
     record: GateRecord
-    truth: Truth
+    change: float
+    worst_change: float
 
     @property
     def passed(self) -> bool:
         return self.record.verdict == PASS
 
+    @property
+    def is_worse(self) -> bool:
+        """Whether the candidate is truly worse than the limits allow."""
+        return self.change > (GATE.max_ne_increase or 0.0) or self.worst_change > (GATE.slice_max_ne_increase or 0.0)
+
+
+def true_changes(ids: Ids, probabilities: Floats, candidate: ClickModel, incumbent: ClickModel) -> tuple[float, float]:
+    """Of all rows, and of the worst country, by the expected log loss, so that chance of labels plays no part."""
+    losses = []
+    for model in (candidate, incumbent):
+        logits = model.score(ids).astype(np.float64)
+        losses.append(np.logaddexp(0, logits) - probabilities * logits)
+    theirs, before = (np.bincount(ids[:, COUNTRY], loss) for loss in losses)
+    return float(losses[0].sum() / losses[1].sum() - 1), float((theirs / before - 1).max())
+
 
 def plan_year(nights: int, each: int, rng: np.random.Generator) -> list[str]:
     """What each night brings: a harm, "better", or "" for nothing out of the ordinary."""
-    special = ["better"] * round(BETTER_SHARE * nights) + [*HARMS] * each
-    if len(special) > nights:
-        raise SystemExit(f"{len(special)} nights are out of the ordinary, more than --nights {nights}; --each-harm 0")
+    special = [BETTER] * round(BETTER_SHARE * nights) + [*HARMS] * each
     year = special + [""] * (nights - len(special))
     return [year[number] for number in rng.permutation(len(year))]
 
@@ -253,117 +230,70 @@ def plan_year(nights: int, each: int, rng: np.random.Generator) -> list[str]:
 class Year:
     """The nights one after the other, each from the version that serves by then."""
 
-    def __init__(self, settings: GateConfig, ledger: LedgerFile, seed: int) -> None:
-        self.rng = np.random.default_rng(seed)
-        self.settings, self.ledger, self.world = settings, ledger, World(self.rng)
-        self.serving = ClickModel()
+    def __init__(self, folder: str, seed: int) -> None:
+        self.rng, self.ledger = np.random.default_rng(seed), LedgerFile(Files(folder), "looks.json")
+        self.world, self.serving = World(self.rng), ClickModel()
         for _ in range(FIRST_DAYS):
             self.world.pass_day()
-            ids, clicked = self.draw_clicks(TRAIN_ROWS)
-            self.serving.train(ids, clicked)
+            self.serving.train(*self.draw_clicks(TRAIN_ROWS))
         ids, clicked = self.draw_clicks(TEST_ROWS)
-        first = ScoredRows(labels=clicked.astype(np.float32), candidate=self.serving.score(ids))
-        self.former = self.former_of(measure(first, settings), self.serving, ids)
+        first = measure(ScoredRows(labels=clicked.astype(np.float32), candidate=self.serving.score(ids)), GATE)
+        # What the next nights know of a version that was published.
+        self.former = former_figures(replace(first, coverage=self.serving.coverage(ids)))
 
     def draw_clicks(self, rows: int) -> tuple[Ids, NDArray[np.bool_]]:
         ids, logits = self.world.draw_rows(rows)
         return ids, self.rng.random(rows) < sigmoid(logits)
-
-    def former_of(self, record: GateRecord, model: ClickModel, ids: Ids) -> Former | None:
-        """What the next nights know of a version that was published."""
-        return former_figures(replace(record, coverage=model.coverage(ids)))
 
     def run_night(self, day: date, what: str) -> Night:
         self.world.pass_day()
         severity = self.rng.uniform(LEAST_SEVERE, 1.0)
         log = spoil_log(what, Day(*self.draw_clicks(TRAIN_ROWS + TEST_ROWS)), severity, self.rng)
         candidate = self.serving.go_on()
-        if what == "better":
-            candidate.crosses += 1
+        candidate.crosses += what == BETTER
         candidate.train(log.ids[: -log.held_out], log.clicked[: -log.held_out])
         spoil_model(what, candidate, severity, self.rng)
-        ids, clicked = log.ids[-log.held_out :], log.clicked[-log.held_out :]
+        ids = log.ids[-log.held_out :]
         scored = ScoredRows(
-            labels=clicked.astype(np.float32),
+            labels=log.clicked[-log.held_out :].astype(np.float32),
             candidate=candidate.score(ids),
             incumbent=self.serving.score(ids),
             slices={"country": SliceColumn(codes=ids[:, COUNTRY])},
         )
-        record = replace(
-            measure(scored, self.settings, seed=day.toordinal()),
-            coverage=candidate.coverage(ids),
-            former=self.former,
-        )
-        record = judge_within_budget(record, self.settings, scored, self.ledger, day, str(day))
+        measured = measure(scored, GATE, seed=day.toordinal())
+        record = replace(measured, coverage=candidate.coverage(ids), former=self.former)
+        record = judge_within_budget(record, GATE, scored, self.ledger, day, str(day))
         clean, logits = self.world.draw_rows(CLEAN_ROWS)
-        truth = compare_truly(clean, sigmoid(logits), candidate, self.serving)
-        if record.verdict == PASS:
-            self.serving, self.former = candidate, self.former_of(record, candidate, ids)
-        return Night(what, severity, record, truth)
-
-
-def show_year(year: list[Night], settings: GateConfig) -> None:
-    """Print a line for each kind of night."""
-    print(f"{'night':18} {'nights':>6} {'passed':>6} {'truly worse':>11} {'wrong':>5}  held by")
-    for what in sorted({night.what for night in year}, key=lambda what: (what in HARMS, what)):
-        nights = [night for night in year if night.what == what]
-        passed = [night for night in nights if night.passed]
-        by = Counter(check.name for night in nights for check in night.record.checks if not check.passed)
-        worse = sum(night.truth.is_wrong(settings) for night in nights)
-        wrong = sum(night.truth.is_wrong(settings) for night in passed)
-        reasons = ", ".join(f"{name} {count}" for name, count in by.most_common(4))
-        print(f"{what or 'ordinary':18} {len(nights):6} {len(passed):6} {worse:11} {wrong:5}  {reasons}")
+        night = Night(what, record, *true_changes(clean, sigmoid(logits), candidate, self.serving))
+        if night.passed:
+            self.serving, self.former = candidate, former_figures(record)
+        return night
 
 
 def main() -> None:
-    asked = options(
-        __doc__,
-        nights=365,
-        budget=1.0,
-        limit=(0.002, "gate.max_ne_increase"),
-        slice_limit=(0.02, "gate.slice_max_ne_increase"),
-        fall=(0.01, "gate.max_ne_fall"),
-        label_shift=(0.1, "gate.max_label_shift"),
-        each_harm=(3, "nights with each of the ten harms"),
-        seed=0,
-    )
-    settings = GateConfig(
-        budget=asked.budget,
-        max_ne_increase=asked.limit,
-        slice_max_ne_increase=asked.slice_limit,
-        max_ne_fall=asked.fall,
-        max_label_shift=asked.label_shift,
-        slices=["country"],
-    )
-    began = time.perf_counter()
-    nights = list[Night]()
+    asked = options(__doc__, nights=365, each_harm=(3, "nights with each of the ten harms"), seed=0)
+    began, nights = time.perf_counter(), list[Night]()
     with tempfile.TemporaryDirectory() as folder:
-        year = Year(settings, LedgerFile(Files(folder), "looks.json"), asked.seed)
+        year = Year(folder, asked.seed)
         for number, what in enumerate(plan_year(asked.nights, asked.each_harm, year.rng)):
             nights.append(year.run_night(date(2026, 1, 1) + timedelta(days=number), what))
             if (number + 1) % 30 == 0:
                 print(f"{number + 1} of {asked.nights} nights", file=sys.stderr, flush=True)
-    show_year(nights, settings)
-    for night in nights:
-        if night.passed and night.truth.is_wrong(settings):
-            print(f"wrong: {night.what}, severity {night.severity:.2f}: {night.truth}")
-    wrong = [night for night in nights if night.passed and night.truth.is_wrong(settings)]
-    fine = [night for night in nights if night.what not in HARMS and not night.truth.is_wrong(settings)]
-    needless = [night for night in fine if not night.passed]
-    better = [night for night in nights if night.what == "better"]
-    errors = [error_of(night.record.change.ne, settings.confidence) for night in fine if night.record.change]
+    for title, some in (("passed", [night for night in nights if night.passed]), ("all", nights)):
+        show(title, Counter(night.what or "ordinary" for night in some))
+    wrong_kinds = sorted(night.what for night in nights if night.passed and night.is_worse)
+    fine = [night for night in nights if night.what not in HARMS and not night.is_worse]
+    better = [night for night in nights if night.what == BETTER]
     finish(
         "year",
-        asked.budget * asked.nights / YEAR / max(len(wrong), 1),
+        (GATE.budget or 0.0) * asked.nights / YEAR / max(len(wrong_kinds), 1),
         nights=len(nights),
         rows=TEST_ROWS,
-        wrong=len(wrong),
-        wrong_kinds=sorted(night.what for night in wrong),
+        wrong=len(wrong_kinds),
+        wrong_kinds=wrong_kinds,
         spent=sum(night.record.budget.alpha for night in nights if night.record.budget),
-        needless_share=len(needless) / max(len(fine), 1),
+        needless_share=sum(not night.passed for night in fine) / max(len(fine), 1),
         better_passed=sum(night.passed for night in better) / max(len(better), 1),
-        better_change=float(np.mean([night.truth.all_rows for night in better])) if better else None,
-        standard_error=float(np.median(errors)) if errors else None,
         seconds=time.perf_counter() - began,
     )
 

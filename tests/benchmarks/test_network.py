@@ -4,8 +4,7 @@ import subprocess
 
 import pytest
 
-from benchmarks.network.bed import Bed, BedError, unavailable
-from benchmarks.network.ranks import Ranks
+from benchmarks.network import Bed, BedError, Ranks, unavailable
 
 pytestmark = pytest.mark.net
 
@@ -28,7 +27,7 @@ def test_ranks_of_two_hosts_exchange_at_no_more_than_the_limit_and_all_is_remove
     limit = 20e6
     with Bed(hosts=2) as bed:
         assert namespaces() - before == {*bed.hosts, bed.hosts[0].removesuffix("0") + "switch"}
-        with Ranks(bed, 1, "benchmarks.network.rate") as ranks:
+        with Ranks(bed, 1, "benchmarks.network") as ranks:
             bed.limit(limit)
             start = bed.sent()
             found = ranks.ask(mib=4, times=2)
@@ -46,7 +45,7 @@ def test_a_rank_that_dies_is_named_and_the_bed_is_removed():
     with (
         pytest.raises(RuntimeError, match="rank 0 ended with exit code 1"),
         Bed(hosts=1) as bed,
-        Ranks(bed, 1, "benchmarks.network.no_such_module") as ranks,
+        Ranks(bed, 1, "benchmarks.no_such_module") as ranks,
     ):
         ranks.ask(anything=1)
     assert namespaces() == before
