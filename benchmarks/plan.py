@@ -106,8 +106,8 @@ def _least_lookups(plan: Plan, profile: Profile) -> float:
         sizes += (np.diff([0, *feature.hot_rows]) * ((table.dim + 1) * 4)).tolist()
     most = np.argsort(-np.divide(lookups, sizes))
     room = sum(rank["hbm"] + rank["ddr"] for rank in plan.memory)
-    sums = [np.cumsum([0.0, *np.take(each, most)]) for each in (sizes, lookups)]
-    fits = np.interp(room, *sums)
+    filled, found = (np.cumsum([0.0, *np.take(each, most)]) for each in (sizes, lookups))
+    fits = np.interp(room, filled, found)
     return float(1 - fits / np.sum(lookups))
 
 

@@ -27,28 +27,34 @@ from pipeline.store import Store
 
 STEP_BAR, MEMORY_BAR = 0.25, 0.15
 WIDTHS = (32, 64, 128, 256, 512)
+SEED = 2026
 
 
 def main() -> None:
-    given = options(
-        __doc__,
-        models=(10, "half of them on one rank, half on two"),
-        first=(0, "number of the first model"),
-        steps=(40, "training steps of a model"),
-        seed=2026,
-    )
+    given = options(__doc__, models=(10, "half of them on one rank, half on two"), steps=(40, "training steps of each"))
     hardware = {ranks: _calibrated(ranks) for ranks in (1, 2)[: given.models]}
-    records = []
-    for number in range(given.first, given.first + given.models):
-        ranks = 1 + number % 2
-        records.append(_compare(random_trial(number, given.seed), hardware[ranks], given.steps))
-        show(f"model {number}", records[-1], ".1f")
-    _report(records)
+    off = []
+    for number in range(given.models):
+        off.append(_errors(random_trial(number), hardware[1 + number % 2], given.steps))
+        show(f"model {number}", off[-1], ".3f")
+    off_ms, off_bytes = ([abs(each[what]) for each in off] for what in ("step", "memory"))
+    within = sum(error <= STEP_BAR for error in off_ms)
+    finish(
+        "predict_random",
+        within / len(off),
+        models=len(off),
+        steps_within_25=within,
+        memory_within_15=sum(error <= MEMORY_BAR for error in off_bytes),
+        median_step_error=statistics.median(off_ms),
+        largest_step_error=max(off_ms),
+        median_memory_error=statistics.median(off_bytes),
+        largest_memory_error=max(off_bytes),
+    )
 
 
-def random_trial(number: int, seed: int) -> Trial:
-    """Model ``number``: a function of it and ``seed``."""
-    draw = random.Random(f"{seed}/{number}")
+def random_trial(number: int) -> Trial:
+    """Model ``number``, the same one every time."""
+    draw = random.Random(f"{SEED}/{number}")
     return Trial(
         rows=tuple(int(10 ** draw.uniform(3, 6)) for _ in range(draw.randint(4, 26))),
         zipf=draw.uniform(1.01, 1.3),
@@ -68,8 +74,8 @@ def _calibrated(ranks: int) -> HardwareConfig:
     return found.hardware
 
 
-def _compare(trial: Trial, hardware: HardwareConfig, steps: int) -> dict[str, Any]:
-    """Predict and train one model; its figures by name."""
+def _errors(trial: Trial, hardware: HardwareConfig, steps: int) -> dict[str, Any]:
+    """Predict and train one model; how far off step and memory are, as shares of what was measured."""
     config = trial.config(hardware, steps)
     with tempfile.TemporaryDirectory() as folder:
         schema, profile = make_dataset(Store(folder), trial, steps)
@@ -80,36 +86,13 @@ def _compare(trial: Trial, hardware: HardwareConfig, steps: int) -> dict[str, An
         saved = replace(config.checkpoint, every_steps=3 * steps // 4)
         config = replace(config, train=replace(config.train, epochs=1), checkpoint=saved)
         found = run_ranks(config.world_size, hardware.device, measure_training, config, folder, plan)
+    measured_ms, measured_bytes = (float(max(rank[what] for rank in found)) for what in ("step_ms", "bytes"))
     return {
         "model": str(trial),
-        "ranks": config.world_size,
-        "predicted_ms": told.step_ms,
-        "measured_ms": max(rank["step_ms"] for rank in found),
-        "predicted_bytes": told.bytes,
-        "measured_bytes": int(max(rank["bytes"] for rank in found)),
+        "measured_ms": measured_ms,
+        "step": float(told.step_ms) / measured_ms - 1,
+        "memory": float(told.bytes) / measured_bytes - 1,
     }
-
-
-def _off(record: dict[str, Any], what: str) -> float:
-    """How far the prediction is off, as a share of what was measured."""
-    return abs(float(record[f"predicted_{what}"]) / float(record[f"measured_{what}"]) - 1)
-
-
-def _report(records: list[dict[str, Any]]) -> None:
-    off_ms, off_bytes = [[_off(record, what) for record in records] for what in ("ms", "bytes")]
-    within = sum(off <= STEP_BAR for off in off_ms)
-    fitting = sum(off <= MEMORY_BAR for off in off_bytes)
-    finish(
-        "predict_random",
-        within / len(records),
-        models=len(records),
-        steps_within_25=within,
-        memory_within_15=fitting,
-        median_step_error=statistics.median(off_ms),
-        largest_step_error=max(off_ms),
-        median_memory_error=statistics.median(off_bytes),
-        largest_memory_error=max(off_bytes),
-    )
 
 
 if __name__ == "__main__":

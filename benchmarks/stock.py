@@ -67,7 +67,8 @@ class Stock:
         constraints = {name: self._constraints(name, table) for name, table in plan.tables.items()}
         enumerator = EmbeddingEnumerator(self.topology, self.batch, constraints)
         sharder, types = EmbeddingBagCollectionSharder(), sorted({table.sharding for table in plan.tables.values()})
-        sharder.sharding_types = lambda _: types  # type: ignore[method-assign] (also those it withholds from CPUs)
+        # Also types that it withholds from CPUs.
+        sharder.sharding_types = lambda _: types  # type: ignore[method-assign]
         enumerated = enumerator.enumerate(self._collection(), [sharder])  # type: ignore[list-item]
         like = {option.name: option for option in enumerated}
         options = []

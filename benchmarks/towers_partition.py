@@ -49,7 +49,7 @@ def main() -> None:
         ari_mean=float(ari.mean()),
         seconds=time.monotonic() - began,
         ne_gain_mean=float(gain.mean()),
-        p_one_sided=p_lower(coherent, strided),
+        p_one_sided=p_lower(coherent.tolist(), strided.tolist()),
         wins=int((gain > 0).sum()),
     )
 
