@@ -60,11 +60,7 @@ def main() -> None:
         None if skipped else median_ratio(speeds["quota"], speeds["pinned"]),
         slowdown=median_ratio(speeds["alone"], speeds["beside_busy_loops"]),
         **{f"samples_per_s_{kind}": statistics.median(found) for kind, found in speeds.items()},
-        rounds=given.rounds,
         cpus=len(cpus),
-        busy_loops=len(cpus),
-        quota_cpus=PART,
-        spins=os.environ.get("GOMP_SPINCOUNT", "nightjar's"),
         skipped=skipped,
     )
 
@@ -74,8 +70,7 @@ def busy_loops(count: int, cpus: list[int] | None = None) -> Iterator[None]:
     """``count`` processes that never wait, on ``cpus`` (None: all)."""
     with contextlib.ExitStack() as stack:
         for _ in range(count):
-            command = [sys.executable, "-c", "while True: pass"]
-            loop = stack.enter_context(subprocess.Popen(command))
+            loop = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
             stack.callback(loop.kill)
             if cpus is not None:
                 os.sched_setaffinity(loop.pid, cpus)

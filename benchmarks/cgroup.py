@@ -58,17 +58,13 @@ def awake(needed: bool = True) -> Iterator[None]:
     One that a quota stops half of the time sleeps, and wakes up slow and cold: the same work took up to 1.8 times the
     CPU seconds, which few processes would pay for and many, who leave no CPU idle, would not.
     """
-    spinning = list[subprocess.Popen[bytes]]()
-    try:
+    with ExitStack() as stack:
         for cpu in sorted(os.sched_getaffinity(0)) if needed else ():
-            spinning.append(subprocess.Popen([sys.executable, "-c", _SPIN]))
-            os.sched_setscheduler(spinning[-1].pid, os.SCHED_IDLE, os.sched_param(0))
-            os.sched_setaffinity(spinning[-1].pid, [cpu])
+            spinning = stack.enter_context(subprocess.Popen([sys.executable, "-c", _SPIN]))
+            stack.callback(spinning.kill)
+            os.sched_setscheduler(spinning.pid, os.SCHED_IDLE, os.sched_param(0))
+            os.sched_setaffinity(spinning.pid, [cpu])
         yield
-    finally:
-        for process in spinning:
-            process.kill()
-            process.wait()
 
 
 def _move(pid: int, place: Path) -> None:

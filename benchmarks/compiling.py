@@ -6,24 +6,20 @@ the two; ``steps``: after how many steps compiling has paid for itself (null: ne
 
 from __future__ import annotations
 
-import logging
 import warnings
 
 import torch
 
-from benchmarks.harness import finish, options
+from benchmarks.harness import finish, options, show
+from benchmarks.models_and_rows import TABLES, schema_of
 from pipeline.models.build import build_model
-from pipeline.records import DatasetSchema, SparseColumn
 from pipeline.specs import MODELS, ModelInputs
 from pipeline.training.compiling import device_name, trial
 from pipeline.training.linear import use_cpu_kernels
 from pipeline.training.model import DensePart, compute_dtype
 
-DENSE, VECTORS = 13, 26
-
 
 def main() -> None:
-    """Try every model and print the JSON line."""
     given = options(
         __doc__,
         models=(list(MODELS.names()), None, {"choices": MODELS.names()}),
@@ -33,7 +29,6 @@ def main() -> None:
         device=("cpu", None, {"choices": ("cpu", "cuda")}),
     )
     warnings.simplefilter("ignore")
-    logging.basicConfig(level=logging.WARNING, format="%(message)s")
     device = torch.device(given.device)
     figures = {}
     for name in given.models:
@@ -48,24 +43,19 @@ def main() -> None:
             "quotient": timed.eager_ms / timed.compiled_ms,
             "steps": round(timed.seconds / saved) if saved > 0 else None,
         }
-        print(
-            f"{name:<10} {timed.eager_ms:8.2f} ms, compiled {timed.compiled_ms:8.2f} ms, {timed.seconds:5.1f} s to "
-            "compile",
-            flush=True,
-        )
+        show(name, figures[name], ".2f")
     best = max((each["quotient"] or 0.0 for each in figures.values()), default=None)
     finish("compile", best, models=figures, machine=device_name(device), threads=torch.get_num_threads())
 
 
 def _part(name: str, dim: int, precision: str, device: torch.device) -> DensePart:
     """The dense part as training has it: a ranker with its default settings."""
-    vectors = tuple(f"C{number}" for number in range(VECTORS))
-    inputs = ModelInputs(dense=tuple(f"I{number}" for number in range(DENSE)), vectors=vectors, dim=dim, seed=1)
+    schema = schema_of(TABLES, 1)
+    vectors = tuple(column.name for column in schema.sparse)
+    inputs = ModelInputs(dense=schema.dense, vectors=vectors, dim=dim, seed=1)
     ranking = build_model(MODELS.get(name).config(embedding_dim=dim), inputs).to(device)
     if device.type == "cpu":
         use_cpu_kernels(ranking)
-    columns = tuple(SparseColumn(name=name, rows=1) for name in vectors)
-    schema = DatasetSchema(dense=inputs.dense, sparse=columns, rows={}, files={}, groups={})
     part = DensePart(ranking, schema, compute_dtype(precision, device))
     part.inputs = inputs
     return part

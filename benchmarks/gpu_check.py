@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from benchmarks.harness import finish
+from benchmarks.harness import NIGHTJAR, finish, result_of
 
 # What the torch of the machine goes with; pipeline/core/package_versions.py has the versions that CI runs.
 TRIPLES = {"2.11": "1.6.0", "2.12": "1.7.0", "2.13": "1.8.0", "2.14": "1.9.0"}
@@ -32,10 +32,15 @@ RUNS = {
     "compiled": ["train.precision=bf16", "train.compile=true"],
     "graphs": ["train.precision=bf16", "train.cuda_graphs=true"],
 }
+MACHINE = """
+import json, sys, torch
+device = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
+told = {"python": sys.version.split()[0], "torch": torch.__version__, "cuda": str(torch.version.cuda), "device": device}
+print(json.dumps(told))
+"""
 
 
 def main() -> None:
-    """Pack or run."""
     options = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     commands = options.add_subparsers(dest="command", required=True)
     packing = commands.add_parser("pack", allow_abbrev=False)
@@ -53,8 +58,7 @@ def main() -> None:
 def wanted(lines: list[str], torch: str) -> list[str]:
     """The requirements to pack of a lock file's ``lines``, for a machine that has ``torch``."""
     pins = [line.split(";")[0].rstrip("\\ ") for line in lines if "==" in line and line[:1] not in "# "]
-    version = TRIPLES[torch]
-    pins = [re.sub(r"^(torchrec|fbgemm-gpu)==.*", rf"\1=={version}", pin) for pin in pins]
+    pins = [re.sub(r"^(torchrec|fbgemm-gpu)==.*", rf"\1=={TRIPLES[torch]}", pin) for pin in pins]
     return [pin for pin in pins if not WITH_TORCH.match(pin)]
 
 
@@ -73,17 +77,17 @@ def pack(folder: Path, torch: str) -> None:
 def run(wheels: Path | None) -> None:
     """Run what needs a GPU, with the packages of ``wheels``, and print the JSON line."""
     with tempfile.TemporaryDirectory() as folder:
-        work, environment = Path(folder), dict(os.environ)
+        packages, report = Path(folder, "packages"), Path(folder, "tests.xml")
         if wheels is not None:
             install = ["pip", "install", "-q", "--no-index", "--no-deps", "--find-links", str(wheels)]
-            target = ["--target", str(work / "packages"), "-r", str(wheels / "requirements.txt")]
+            target = ["--target", str(packages), "-r", str(wheels / "requirements.txt")]
             subprocess.run([sys.executable, "-m", *install, *target], check=True)
-            environment["PYTHONPATH"] = f"{Path.cwd()}{os.pathsep}{work / 'packages'}"
-        report = work / "tests.xml"
-        tests = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "tests", f"--junitxml={report}"]
-        subprocess.run(tests, env=environment, check=False)
-        figures = {name: _demo(name, settings, work, environment) for name, settings in RUNS.items()}
-        finish("gpu_check", None, machine=_machine(environment), tests=outcome_of(report), runs=figures)
+            os.environ["PYTHONPATH"] = f"{Path.cwd()}{os.pathsep}{packages}"
+        tests = ["pytest", "-q", "-m", "gpu", "tests", f"--junitxml={report}"]
+        subprocess.run([sys.executable, "-m", *tests], check=False)
+        figures = {name: _demo(name, settings, f"{folder}/store") for name, settings in RUNS.items()}
+        machine = json.loads(subprocess.check_output([sys.executable, "-c", MACHINE], text=True))
+        finish("gpu_check", None, machine=machine, tests=outcome_of(report), runs=figures)
 
 
 def outcome_of(report: Path) -> dict[str, Any]:
@@ -101,36 +105,21 @@ def outcome_of(report: Path) -> dict[str, Any]:
     }
 
 
-def _demo(name: str, changed: list[str], work: Path, environment: dict[str, str]) -> dict[str, Any]:
+def _demo(name: str, changed: list[str], store: str) -> dict[str, Any]:
     """Figures of the demo on the GPU, or what went wrong."""
-    settings = ["experiment=demo", f"run={name}", f"store={work}/store", *changed]
-    settings += ["hardware.device=cuda", "train.global_batch=8192", "train.profile=true"]
-    command = [sys.executable, "-m", "pipeline.cli", "run", *settings]
-    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
-    result = work / "store" / "runs" / name / "result.json"
-    if done.returncode or not result.exists():
+    settings = ["experiment=demo", f"run={name}", f"store={store}", *changed, "hardware.device=cuda"]
+    command = [sys.executable, *NIGHTJAR, "run", *settings, "train.global_batch=8192", "train.profile=true"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    place = Path(store, "runs", name)
+    if done.returncode or not (place / "result.json").exists():
         return {"exit_code": done.returncode, "message": done.stderr[-500:]}
-    record = json.loads(result.read_text())
-    table = work / "store" / "runs" / name / "profile-rank0.txt"
-    train, judged = record["train"], record["eval"]
+    record, table = result_of(store, name), place / "profile-rank0.txt"
     return {
-        "samples_per_s": train["samples_per_s"],
-        "phases": train.get("phases"),
-        "auc": judged["auc"],
+        "samples_per_s": record["train"]["samples_per_s"],
+        "phases": record["train"].get("phases"),
+        "auc": record["eval"]["auc"],
         "profile": table.read_text().splitlines() if table.exists() else [],
     }
-
-
-def _machine(environment: dict[str, str]) -> dict[str, str]:
-    code = (
-        "import json, sys, torch; there = torch.cuda.is_available();"
-        "print(json.dumps({'python': sys.version.split()[0],"
-        "'torch': torch.__version__, 'cuda': str(torch.version.cuda),"
-        "'device': torch.cuda.get_device_name() if there else 'none'}))"
-    )
-    told = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    machine: dict[str, str] = json.loads(told.stdout)
-    return machine
 
 
 if __name__ == "__main__":

@@ -116,6 +116,18 @@ def test_ne(overrides: Sequence[str]) -> float:
     return float(run(overrides)["evaluate"].summary["ne"])
 
 
+def result(overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Figures of a run in this process: ``eval`` on the test rows, ``train`` of its training."""
+    made = run(overrides)
+    return {"eval": made["evaluate"].summary, "train": made["train"].summary["train"]}
+
+
+def apart(overrides: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """``result`` of a run in a process of its own: threads and allocator of the one before do not count."""
+    with processes(1) as pool:
+        return pool.submit(result, overrides).result()
+
+
 def processes(jobs: int, runs_each: int | None = None) -> ProcessPoolExecutor:
     """``jobs`` fresh processes at a time, each of which ends after ``runs_each`` calls (None: never)."""
     return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), max_tasks_per_child=runs_each)

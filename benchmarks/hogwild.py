@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-import time
+from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import SET, finish, in_turns, options, processes, run, show, words
+from benchmarks.harness import SET, apart, finish, in_turns, options, words
 from pipeline.core.cpus import available_cpus
 
 SETTINGS = words("""data=synthetic data.synthetic.days=1 model=dlrm_small train.global_batch=256 train.epochs=1
@@ -21,27 +21,24 @@ SETTINGS = words("""data=synthetic data.synthetic.days=1 model=dlrm_small train.
 
 def main() -> None:
     given = options(__doc__, rows=250_000, runs=5, threads=available_cpus(), set=SET)
-    began = time.monotonic()
     modes = {
         "sync": [f"train.threads_per_rank={given.threads}"],
         "hogwild": ["train.mode=hogwild", f"train.hogwild.threads={given.threads}"],
     }
     numbers = itertools.count()
     with tempfile.TemporaryDirectory() as folder:
+        world = [*SETTINGS, f"data.synthetic.rows={given.rows}", f"store={folder}"]
 
-        def train_apart(mode: str) -> tuple[float, float, float]:
-            """One run in a process of its own: threads and allocator of the one before do not count."""
-            world = [*SETTINGS, f"data.synthetic.rows={given.rows}", f"store={folder}", f"run={mode}{next(numbers)}"]
-            with processes(1) as pool:
-                found = pool.submit(train, [*world, *modes[mode], *given.set]).result()
-            show(mode, dict(zip(("log loss", "NE", "samples/s"), found, strict=True)), ".8g")
-            return found
+        def train(mode: str) -> tuple[float, float, float]:
+            done = apart([*world, f"run={mode}{next(numbers)}", *modes[mode], *given.set])
+            print(f"{mode}: {done['eval']['logloss']:.8g}, {done['train']['samples_per_s']:,.0f} samples/s", flush=True)
+            return done["eval"]["logloss"], done["eval"]["ne"], done["train"]["samples_per_s"]
 
-        runs = in_turns({mode: lambda mode=mode: train_apart(mode) for mode in modes}, given.runs)
-    figures = {}
+        runs = in_turns({mode: lambda mode=mode: train(mode) for mode in modes}, given.runs)
+    figures: dict[str, Any] = {}
     for mode, found in runs.items():
         losses, nes, speeds = np.array(found).T
-        spread = float(losses.max() - losses.min())
+        spread = float(np.ptp(losses))
         figures |= {
             f"{mode}_log_loss": float(losses.mean()),
             f"{mode}_variance": f"{float(losses.var(ddof=1)) if spread else 0.0:.3g}",
@@ -50,14 +47,7 @@ def main() -> None:
             f"{mode}_samples_per_s": float(np.median(speeds)),
         }
     ratio = figures["hogwild_samples_per_s"] / figures["sync_samples_per_s"]
-    finish("hogwild", ratio, threads=given.threads, seconds=time.monotonic() - began, **figures)
-
-
-def train(settings: list[str]) -> tuple[float, float, float]:
-    """Test log loss, test NE and samples/s."""
-    made = run(settings)
-    scores = made["evaluate"].summary
-    return scores["logloss"], scores["ne"], made["train"].summary["train"]["samples_per_s"]
+    finish("hogwild", ratio, threads=given.threads, **figures)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from benchmarks.harness import SET, finish, options, processes, run, show, words
+from benchmarks.harness import SET, apart, finish, options, show, words
 from pipeline.core.cpus import available_cpus
 
 FIRST = 4_096
@@ -46,41 +46,24 @@ def main() -> None:
         for batch in given.batches:
             rates = []
             for rule in given.rules:
-                found = [
-                    train([*world, f"seed={seed}"], f"s{seed}-b{batch}-{rule}", batch, RULES[rule])
-                    for seed in range(given.seeds)
-                ]
-                nes[rule][batch] = float(np.mean([ne for ne, _ in found]))
-                rates += [rate for _, rate in found]
+                done = [apart([*world, *of_run(seed, batch, rule)]) for seed in range(given.seeds)]
+                nes[rule][batch] = float(np.mean([each["eval"]["ne"] for each in done]))
+                rates += [each["train"]["samples_per_s"] for each in done]
                 show(f"{batch:,} rows, {rule}", {"NE": nes[rule][batch], "samples/s": float(np.median(rates))}, ",.5f")
             speeds[batch] = float(np.median(rates))
     best = {batch: min(nes[rule][batch] for rule in given.rules) for batch in given.batches}
     first = given.batches[0]
     good = [batch for batch in given.batches if best[batch] <= best[first] * (1 + given.worse)]
-    prices = yaml.safe_load(Path(given.prices).read_text())
-    hour = prices["hardware"][given.offer]["on_demand"]
+    hour = yaml.safe_load(Path(given.prices).read_text())["hardware"][given.offer]["on_demand"]
     bought = {batch: round(3600 * rate / hour) for batch, rate in speeds.items()}
     finish("large_batches", max(good) / first, ne=nes, samples_per_s=speeds, samples_bought=bought)
 
 
-def train(world: list[str], name: str, batch: int, power: float) -> tuple[float, float]:
-    """Test NE and samples/s of an epoch in a process of its own."""
-    factor = (batch / FIRST) ** power
-    rates = [f"train.lr={RATE * factor:g}", f"train.sparse_lr={SPARSE_RATE * factor:g}"]
-    settings = [
-        f"train.global_batch={batch}",
-        *rates,
-        f"run={name}",
-        f"train.threads_per_rank={available_cpus()}",
-    ]
-    with processes(1) as pool:
-        return pool.submit(trained, [*world, *settings]).result()
-
-
-def trained(settings: list[str]) -> tuple[float, float]:
-    """Test NE and samples/s of a run."""
-    made = run(settings)
-    return made["evaluate"].summary["ne"], made["train"].summary["train"]["samples_per_s"]
+def of_run(seed: int, batch: int, rule: str) -> list[str]:
+    """Settings of the training with this ``batch``, whose rates grow by ``rule``."""
+    factor = (batch / FIRST) ** RULES[rule]
+    rates = f"train.lr={RATE * factor:g} train.sparse_lr={SPARSE_RATE * factor:g} train.global_batch={batch}"
+    return words(f"{rates} seed={seed} run=s{seed}-b{batch}-{rule} train.threads_per_rank={available_cpus()}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ JSON object, which FILE has after every run. The exit code is 1 where a run fail
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.busy import busy_loops
+from benchmarks.harness import options
 from tests.figures import differing, read_figures
 
 ROOT = Path(__file__).parents[1]
@@ -45,6 +45,39 @@ class Run:
     figures: bool = False  # recorded
 
 
+def main() -> int:
+    given = options(
+        __doc__,
+        quiet=(5, "runs on a machine that does nothing else"),
+        busy=(5, "runs beside two busy loops"),
+        clones=(3, "fresh clones, for the first runs"),
+        seed=(1, "of the first run's order"),
+        folder=(str(ROOT.parent / "luck"), "new folder for clones, output and figures"),
+        json=("", "a file to write the last line into, too"),
+    )
+    folder, beside = Path(given.folder), [""] * given.quiet + [f"{LOOPS} busy loops"] * given.busy
+    if not beside or given.clones < 1:
+        sys.exit("expected at least one run and one clone")
+    if folder.exists():
+        sys.exit(f"{folder} is there already; --folder=<a new folder>")
+    runs = [Run(number, each, given.seed + number - 1) for number, each in enumerate(beside, 1)]
+    print("| run | beside | seed | seconds | ended |\n|---|---|---|---|---|", flush=True)
+    for run in runs:
+        if run.number <= given.clones:
+            place, run.figures = clone(folder / f"clone-{run.number}"), True
+        run_suite(place, run, folder)
+        beside_text = run.beside or "nothing"
+        print(f"| {run.number} | {beside_text} | {run.seed} | {run.seconds:.0f} | {run.ended} |", flush=True)
+        result = summarise(runs[: run.number], folder)
+        if given.json:
+            Path(given.json).write_text(json.dumps(result) + "\n")
+    for where, recorded in different_figures(runs, folder).items():
+        print(f"other figures: {where}: {recorded}"[:1000])
+    print(json.dumps(result))
+    alike = result["assertions"] and not result["assertions_that_differ"] and len(result["outcomes"]) == 1
+    return 0 if alike and not result["failed"] else 1
+
+
 def clone(folder: Path) -> Path:
     """Clone the head into ``folder``, beside what lies beside this checkout, and install it; return the clone."""
     folder.mkdir(parents=True)
@@ -59,12 +92,12 @@ def clone(folder: Path) -> Path:
 
 def run_suite(place: Path, run: Run, logs: Path) -> None:
     """Run ``make test`` of ``place`` in random order; fill in how it ended, and write its output and figures."""
-    log, options = logs / f"run-{run.number}.log", f"-v --random-order --random-order-seed={run.seed}"
+    log, arguments = logs / f"run-{run.number}.log", f"-v --random-order --random-order-seed={run.seed}"
     if run.figures:
-        options += f" -p tests.figures --figures={figures_of(run, logs)}"
+        arguments += f" -p tests.figures --figures={figures_of(run, logs)}"
     began = time.monotonic()
     with busy_loops(LOOPS if run.beside else 0), log.open("w") as sink:
-        command = ["make", "-s", "test", f"OPTIONS={options}"]
+        command = ["make", "-s", "test", f"OPTIONS={arguments}"]
         run.code = subprocess.run(command, cwd=place, stdout=sink, stderr=subprocess.STDOUT).returncode
     run.seconds = round(time.monotonic() - began, 1)
     closing = CLOSING.findall(log.read_text())
@@ -76,51 +109,14 @@ def figures_of(run: Run, logs: Path) -> Path:
     return logs / f"figures-{run.number}.jsonl"
 
 
-def main() -> int:
-    """Run the suite as often as the command line says."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.luck", description=__doc__.split("\n")[0], allow_abbrev=False
-    )
-    parser.add_argument("--quiet", type=int, default=5, help="runs on a machine that does nothing else (default: 5)")
-    parser.add_argument("--busy", type=int, default=5, help="runs beside two busy loops (default: 5)")
-    parser.add_argument("--clones", type=int, default=3, help="fresh clones, for the first runs (default: 3)")
-    parser.add_argument("--seed", type=int, default=1, help="of the first run's order (default: 1)")
-    parser.add_argument("--folder", default=str(ROOT.parent / "luck"), help="new folder for clones, output and figures")
-    parser.add_argument("--json", default="", metavar="FILE", help="write the last line into FILE, too")
-    options = parser.parse_args()
-    if options.quiet + options.busy < 1 or options.clones < 1:
-        parser.error("expected at least one run and one clone")
-    folder = Path(options.folder)
-    if folder.exists():
-        parser.error(f"{folder} is there already; --folder=<a new folder>")
-    beside = [""] * options.quiet + [f"{LOOPS} busy loops"] * options.busy
-    runs = [Run(number, each, options.seed + number - 1) for number, each in enumerate(beside, 1)]
-    print("| run | beside | seed | seconds | ended |\n|---|---|---|---|---|", flush=True)
-    for run in runs:
-        if run.number <= options.clones:
-            place, run.figures = clone(folder / f"clone-{run.number}"), True
-        run_suite(place, run, folder)
-        beside_text = run.beside or "nothing"
-        print(f"| {run.number} | {beside_text} | {run.seed} | {run.seconds:.0f} | {run.ended} |", flush=True)
-        result = summarise(runs[: run.number], folder)
-        if options.json:
-            Path(options.json).write_text(json.dumps(result) + "\n")
-    for place, recorded in different_figures(runs, folder).items():
-        print(f"other figures: {place}: {recorded}"[:1000])
-    print(json.dumps(result))
-    alike = result["assertions"] and not result["assertions_that_differ"] and len(result["outcomes"]) == 1
-    return 0 if alike and not result["failed"] else 1
-
-
 def summarise(runs: list[Run], folder: Path) -> dict[str, Any]:
-    """Return what the ``runs`` so far came to."""
+    """What the ``runs`` so far came to."""
     failed = sum(run.code != 0 for run in runs)
-    outcomes = {WARNINGS.sub("", run.ended) for run in runs}
     return {
         "bench": "luck",
         "ratio": 1 - failed / len(runs),
         "failed": failed,
-        "outcomes": sorted(outcomes),
+        "outcomes": sorted({WARNINGS.sub("", run.ended) for run in runs}),
         "compared_runs": sum(run.figures for run in runs),
         "assertions": len(read_figures(figures_of(runs[0], folder))),
         "assertions_that_differ": len(different_figures(runs, folder)),
@@ -130,7 +126,7 @@ def summarise(runs: list[Run], folder: Path) -> dict[str, Any]:
 
 
 def different_figures(runs: list[Run], folder: Path) -> dict[str, list[Any]]:
-    """Return what each run recorded at the places of tests where they are not alike."""
+    """What each run recorded at the places of tests where they are not alike."""
     found = [read_figures(figures_of(run, folder)) for run in runs if run.figures]
     return {f"{file}:{line}": [each.get((file, line)) for each in found] for file, line in differing(found)}
 

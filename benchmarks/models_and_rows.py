@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +15,12 @@ from pipeline.ingest.output import rows_writer
 from pipeline.models.settings import DlrmConfig
 from pipeline.records import DatasetSchema, Plan, ShardPlan, SparseColumn, TablePlan
 from pipeline.store import Artifact, Store
-from pipeline.training.batches import Batch
+from pipeline.training.batches import Batch, BatchReader
+from pipeline.training.config_settings import select_model_settings
+from pipeline.training.distributed import connect
+from pipeline.training.parquet import SplitReader
+from pipeline.training.sampler import Order
+from pipeline.training.step import StepExecutor
 
 DENSE = 13
 TABLES, TABLE_ROWS, DIM, BATCH, GROUP = 26, 20_000, 16, 8192, 65_536  # of the model and rows that ``generate`` makes
@@ -61,6 +66,19 @@ def plan_of(schema: DatasetSchema, config: Config, **more: Any) -> Plan:
     return plan_with(tables, world, batch=config.train.global_batch)
 
 
+def trainer_of(config: Config, schema: DatasetSchema, plan: Plan | None = None, **more: Any) -> StepExecutor:
+    """A trainer on this process's rank, by ``plan`` or ``plan_of``; it connects the ranks."""
+    device = connect(config.hardware, config.train.threads_per_rank)
+    return StepExecutor(select_model_settings(config), schema, plan or plan_of(schema, config), device, **more)
+
+
+@torch.no_grad()
+def logits_of(model: torch.nn.Module, split: SplitReader) -> np.ndarray:
+    """Of all rows of ``split`` in order; the last output of ``model`` starts with the logits."""
+    with BatchReader(split, Order(key="test", seed=0, global_batch=BATCH, shuffle=False)) as reader:
+        return torch.cat([model(batch)[1][0].float() for batch in reader]).numpy()[: split.rows]
+
+
 class ZipfIds:
     """Row numbers drawn with P(row) proportional to (row + 1) ** -exponent, by a table of the inverse distribution."""
 
@@ -93,15 +111,7 @@ class ZipfIds:
         return int(high)
 
 
-class Draws(Protocol):
-    """What ids are drawn from."""
-
-    def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """int32 [count]."""
-        ...
-
-
-def batches(schema: DatasetSchema, batch: int, seed: int, ids: Draws) -> Iterator[Batch]:
+def batches(schema: DatasetSchema, batch: int, seed: int, ids: ZipfIds) -> Iterator[Batch]:
     """Endless batches: Zipf ids, normal dense values, labels drawn at 25 %."""
     rng, names = np.random.default_rng(seed), [column.name for column in schema.sparse]
     ones = torch.ones(batch)
@@ -113,38 +123,42 @@ def batches(schema: DatasetSchema, batch: int, seed: int, ids: Draws) -> Iterato
         yield Batch(dense, KeyedJaggedTensor(names, drawn, lengths=lengths), labels, ones)
 
 
-def generate(store: Store, train: int, test: int, group: int = GROUP) -> Artifact:
+def generate(store: Store, train: int, test: int, group: int = GROUP, file_groups: int | None = None) -> Artifact:
     """Rows of 26 tables of 20,000 rows: Zipf ids, normal dense values, first-order and pairwise effects on a click.
 
-    ``group``: rows of a row group.
+    ``group``: rows of a row group; ``file_groups``: row groups of a file (None: all of a split).
     """
     rng, splits = np.random.default_rng(7), {"train": train, "test": test}
     first = rng.normal(0, 0.35, (TABLES, TABLE_ROWS)).astype(np.float32)
     pair = rng.normal(0, 0.6, (TABLES, TABLE_ROWS)).astype(np.float32)
     effects = rng.normal(0, 0.2, DENSE).astype(np.float32)
-    files = {name: [f"{name}/part-00000.parquet"] for name in splits}
-    groups = {name: [[min(group, rows - at) for at in range(0, rows, group)]] for name, rows in splits.items()}
+    groups, files = {}, {}
+    for name, rows in splits.items():
+        counts = [min(group, rows - at) for at in range(0, rows, group)] or [0]
+        each = file_groups or len(counts)
+        groups[name] = [counts[at : at + each] for at in range(0, len(counts), each)]
+        files[name] = [f"{name}/part-{number:05d}.parquet" for number in range(len(groups[name]))]
     schema = schema_of(TABLES, TABLE_ROWS, rows=splits, files=files, groups=groups)
-    names = ["label", *schema.dense, *(column.name for column in schema.sparse)]
+    fields = [pa.field(name, pa.float32(), nullable=False) for name in ("label", *schema.dense)]
+    fields += [pa.field(column.name, pa.int32(), nullable=False) for column in schema.sparse]
+    compression = IngestConfig().compression
+
+    def block(count: int) -> pa.Table:
+        dense = rng.normal(size=(DENSE, count)).astype(np.float32)
+        ids = np.minimum((TABLE_ROWS ** rng.random((TABLES, count)) - 1).astype(np.int32), TABLE_ROWS - 1)
+        logit = effects @ dense - 1.0
+        for table in range(TABLES):
+            logit += first[table][ids[table]]
+            if table % 2:
+                logit += pair[table][ids[table]] * pair[table - 1][ids[table - 1]]
+        label = (rng.random(count) < 1 / (1 + np.exp(-logit))).astype(np.float32)
+        return pa.table([label, *dense, *ids], schema=pa.schema(fields))
+
     with store.draft("data", kind="ingest", key="bench", config={}, inputs={}) as draft:
         for name in splits:
-            with draft.open(files[name][0]) as sink:
-                writer = None
-                for count in groups[name][0]:
-                    dense = rng.normal(size=(DENSE, count)).astype(np.float32)
-                    ids = np.minimum((TABLE_ROWS ** rng.random((TABLES, count)) - 1).astype(np.int32), TABLE_ROWS - 1)
-                    logit = effects @ dense - 1.0
-                    for table in range(TABLES):
-                        logit += first[table][ids[table]]
-                        if table % 2:
-                            logit += pair[table][ids[table]] * pair[table - 1][ids[table - 1]]
-                    label = (rng.random(count) < 1 / (1 + np.exp(-logit))).astype(np.float32)
-                    columns = [pa.array(column) for column in (label, *dense, *ids)]
-                    fields = [pa.field(n, c.type, nullable=False) for n, c in zip(names, columns, strict=True)]
-                    block = pa.table(columns, schema=pa.schema(fields))
-                    writer = writer or rows_writer(sink, block.schema, IngestConfig().compression)
-                    writer.write_table(block, row_group_size=group)
-                if writer is not None:
-                    writer.close()
+            for file, counts in zip(files[name], groups[name], strict=True):
+                with draft.open(file) as sink, rows_writer(sink, pa.schema(fields), compression) as writer:
+                    for count in counts:
+                        writer.write_table(block(count), row_group_size=group)
         draft.write_json("schema.json", schema.to_json())
         return draft.commit({})

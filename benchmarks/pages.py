@@ -10,9 +10,7 @@ Both must end in the same bits.
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +21,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocati
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import ComputeDevice, SplitTableBatchedEmbeddingBagsCodegen
 
 from benchmarks.harness import finish, options, show
-from benchmarks.models_and_rows import config_of
+from benchmarks.models_and_rows import ZipfIds, config_of
 from pipeline.core.kernels import load_kernels
 from pipeline.core.units import MIB
 from pipeline.embeddings.compiled_tables import CompiledTables
@@ -53,14 +51,17 @@ def compare(rows: int, exponent: float) -> dict[str, float]:
     """Medians of the passes in ms and of their ratios; ``moved_mib``: how much memory was moved."""
     modules = {"small": tables_of(rows), "large": tables_of(rows)}
     weights, states = modules["large"].split_embedding_weights(), modules["large"].split_optimizer_states()
-    shards = [
-        LocalShard(f"t{i}", 0, len(each), 0, WIDTH, True, each, {"sum": states[i][0]}) for i, each in enumerate(weights)
-    ]
-    moved, drawn = use_large_pages(shards), draws(rows, exponent)
+    moved = use_large_pages(
+        [
+            LocalShard(f"t{i}", 0, rows, 0, WIDTH, True, each, {"sum": state[0]})
+            for i, (each, state) in enumerate(zip(weights, states, strict=True))
+        ]
+    )
+    drawn, rng = ZipfIds(rows, exponent), np.random.default_rng(0)
     offsets, gradient = torch.arange(TABLES * BATCH + 1), torch.full((BATCH, TABLES * WIDTH), 1e-4)
     times: dict[str, list[list[float]]] = {name: [] for name in modules}
     for turn in range(TURNS):
-        ids = next(drawn)
+        ids = torch.from_numpy(drawn.draw(rng, TABLES * BATCH)).long()
         for name in ("small", "large") if turn % 2 else ("large", "small"):
             began = time.perf_counter()
             pooled = modules[name](ids, offsets)
@@ -72,8 +73,8 @@ def compare(rows: int, exponent: float) -> dict[str, float]:
     small, large = (np.array(each[WARM:]) for each in times.values())
     figures = {"ratio": float(np.median(small.sum(1) / large.sum(1))), "moved_mib": moved / MIB}
     for name, each in (("small", small), ("large", large)):
-        for part, label in ((0, "forward"), (1, "backward")):
-            figures[f"{name}_{label}_ms"] = 1000 * statistics.median(each[:, part])
+        forward, backward = 1000 * np.median(each, axis=0)
+        figures |= {f"{name}_forward_ms": float(forward), f"{name}_backward_ms": float(backward)}
     return figures
 
 
@@ -94,16 +95,8 @@ def tables_of(rows: int) -> Any:
     assert kernels is not None, "the compiled kernels are not installed"
     tables: list[Any] = [SimpleNamespace(name=f"t{i}", feature_names=[f"t{i}"]) for i in range(TABLES)]
     spec = TABLE_OPTIMIZERS.get("rowwise_adagrad")
-    module.forward = CompiledTables(Kernel(module, tables, fused=True), spec, kernels)
+    module.forward = CompiledTables(Kernel(module, tables), spec, kernels)
     return module
-
-
-def draws(rows: int, exponent: float) -> Iterator[torch.Tensor]:
-    """Ids of batches: frequent ones have low rows, as ingestion numbers them."""
-    weights = np.arange(1, rows + 1, dtype=np.float64) ** -exponent
-    edges, generator = np.cumsum(weights / weights.sum()), np.random.default_rng(0)
-    while True:
-        yield torch.from_numpy(np.minimum(np.searchsorted(edges, generator.random(TABLES * BATCH)), rows - 1))
 
 
 if __name__ == "__main__":

@@ -4,24 +4,22 @@
 included; ``decoded_over_rows`` and ``fetched_over_size``: of 64 ranks, over the rows and the size of the dataset (row
 groups across the ends of lanes are read twice, by one rank too). ``cpu``: rows per CPU second a rank, of 64 ranks over
 one. ``same_order``: the ranks' rows, put together, are one rank's, batch by batch. ``resumed``: of 1,000 random (epoch,
-batch, ranks) the share after which a random rank goes on with exactly its rows. ``groups_mixed``: row groups that a
-global batch has rows of.
+batch, ranks) the share after which a random rank goes on with exactly its rows.
 """
 
 from __future__ import annotations
 
 import io
+import itertools
 import tempfile
 import time
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from benchmarks.harness import finish, options
-from pipeline.records import DatasetSchema, SparseColumn
+from benchmarks.models_and_rows import generate
 from pipeline.store import Artifact, Store
 from pipeline.training.batches import BatchReader
 from pipeline.training.parquet import DecodedColumns, Ragged, RowGroup, SplitReader
@@ -29,8 +27,6 @@ from pipeline.training.sampler import BatchSampler, Order
 
 WORLDS, LANES = (1, 2, 4, 8, 64), 64
 FILE_GROUPS = 8  # row groups of a file
-DENSE, IDS, TABLE_ROWS = 13, 26, 20_000
-KEY = "reading"
 
 
 class Metered(Store):
@@ -70,7 +66,7 @@ class Counting(SplitReader):
 
 @dataclass
 class Reading:
-    """What the ranks of a world read in an epoch, all in all; ``order``: row numbers by global batch."""
+    """What the ranks of a world read in an epoch, all in all; ``order``: rows by global batch."""
 
     decoded: int
     fetched: int
@@ -87,16 +83,14 @@ def main() -> None:
         pairs=(1000, "random (position, ranks) that are resumed"),
     )
     with tempfile.TemporaryDirectory() as folder:
-        store = Metered(folder)
-        dataset = _write(store, "data", given.groups, given.group_rows, DENSE, IDS)
-        size = sum(entry.bytes for name, entry in dataset.files.items() if name.endswith(".parquet"))
-        _read(store, dataset, 1, given.batch, epochs=1)  # warms up
+        store, rows = Metered(f"{folder}/large"), given.groups * given.group_rows - given.group_rows // 3
+        dataset = _generate(f"{folder}/large", rows, given.group_rows)
+        size = sum(entry.bytes for name, entry in dataset.files.items() if name.startswith("train/"))
+        _read(store, dataset, 1, given.batch)  # warms up
         done = {world: _read(store, dataset, world, given.batch) for world in WORLDS}
-        small = _write(store, "small", 600, 48, 1, 1)
-        resumed = _resumed(SplitReader(store, small, "train"), given.pairs)
-        mixed = float(np.mean([len(np.unique(batch // given.group_rows)) for batch in done[1].order]))
+        small = _generate(f"{folder}/small", 600 * 48 - 16, 48)
+        resumed = _resumed(SplitReader(Store(f"{folder}/small"), small, "train"), given.pairs)
     one, many = done[1], done[64]
-    rows = sum(len(batch) for batch in one.order)
     finish(
         "reading",
         many.decoded / one.decoded,
@@ -104,57 +98,25 @@ def main() -> None:
         cpu=one.cpu_seconds / many.cpu_seconds,
         decoded_over_rows=many.decoded / rows,
         fetched_over_size=many.fetched / size,
-        same_order=all(
-            all(np.array_equal(a, b) for a, b in zip(each.order, one.order, strict=True)) for each in done.values()
-        ),
+        same_order=all(_equal(each.order, one.order) for each in done.values()),
         resumed=resumed,
-        groups_mixed=mixed,
         rows=rows,
         groups=given.groups,
         batch=given.batch,
     )
 
 
-def _write(store: Store, name: str, groups: int, group_rows: int, dense: int, ids: int) -> Artifact:
-    """Random rows; numeric column ``I1`` has the number of the row, which float32 holds up to 16 million."""
-    rng, rows = np.random.default_rng(1), groups * group_rows - group_rows // 3
-    file_rows = FILE_GROUPS * group_rows
-    starts = range(0, rows, file_rows)
-    sizes = [min(file_rows, rows - start) for start in starts]
-    schema = DatasetSchema(
-        dense=tuple(f"I{i + 1}" for i in range(dense)),
-        sparse=tuple(SparseColumn(name=f"C{i + 1}", rows=TABLE_ROWS) for i in range(ids)),
-        rows={"train": rows},
-        files={"train": [f"train/part-{i:05d}.parquet" for i in range(len(starts))]},
-        groups={"train": [[min(group_rows, n - at) for at in range(0, n, group_rows)] for n in sizes]},
-    )
-    columns = {"label": rng.random(file_rows) < 0.2}
-    columns |= {each: rng.normal(size=file_rows) for each in schema.dense}
-    columns = {each: values.astype(np.float32) for each, values in columns.items()}
-    columns |= {each.name: rng.integers(0, TABLE_ROWS, file_rows, np.int32) for each in schema.sparse}
-    with store.draft(f"datasets/{name}/{KEY}", kind="dataset", key=KEY, config={}, inputs={}) as draft:
-        for file, start, size in zip(schema.files["train"], starts, sizes, strict=True):
-            columns["I1"] = np.arange(start, start + file_rows, dtype=np.float32)
-            with draft.open(file) as sink:
-                pq.write_table(
-                    pa.table(columns).slice(0, size),
-                    sink,
-                    row_group_size=group_rows,
-                    compression="lz4",
-                    use_dictionary=False,
-                    write_statistics=False,
-                )
-        draft.write_json("schema.json", schema.to_json())
-        return draft.commit({})
+def _generate(url: str, rows: int, group: int) -> Artifact:
+    return generate(Store(url), rows, 0, group, FILE_GROUPS)
 
 
-def _read(store: Metered, dataset: Artifact, world: int, batch: int, epochs: int = 1) -> Reading:
+def _read(store: Metered, dataset: Artifact, world: int, batch: int) -> Reading:
     parts: list[list[np.ndarray]] = []
     before, began, decoded = store.fetched, time.process_time(), 0
     for rank in range(world):
         split = Counting(store, dataset, "train")
-        with BatchReader(split, _order(batch, rank, world), epochs=epochs) as reader:
-            parts.append([_numbers(each) for each in reader])
+        with BatchReader(split, _order(batch, rank, world)) as reader:
+            parts.append([_rows(each) for each in reader])
         decoded += split.decoded
     seconds = time.process_time() - began
     order = [np.concatenate(each) for each in zip(*parts, strict=True)]
@@ -164,28 +126,31 @@ def _read(store: Metered, dataset: Artifact, world: int, batch: int, epochs: int
 
 
 def _order(batch: int, rank: int = 0, world: int = 1) -> Order:
-    return Order(key=KEY, seed=1, global_batch=batch, lanes=LANES, rank=rank, world_size=world)
+    return Order(key="reading", seed=1, global_batch=batch, lanes=LANES, rank=rank, world_size=world)
 
 
-def _numbers(batch: Any) -> np.ndarray:
-    return batch.dense[batch.weights > 0, 0].numpy().astype(np.int64)
+def _rows(batch: Any) -> np.ndarray:
+    """Dense values of the rows without padding: normal ones, by which a row is known."""
+    values: np.ndarray = batch.dense[batch.weights > 0, :2].numpy().copy()
+    return values
+
+
+def _equal(some: list[np.ndarray], others: list[np.ndarray]) -> bool:
+    return len(some) == len(others) and all(map(np.array_equal, some, others))
 
 
 def _resumed(split: SplitReader, pairs: int, batch: int = 512, epochs: int = 3) -> float:
     """Share of random (position, ranks) from which three batches of a random rank are those of one rank's order."""
     with BatchReader(split, _order(batch), epochs=epochs) as reader:
-        whole = [_numbers(each) for each in reader]
+        whole = [_rows(each) for each in reader]
     rng, right = np.random.default_rng(2), 0
     for _ in range(pairs):
         at, world = int(rng.integers(0, len(whole))), int(rng.integers(1, 129))
         order = _order(batch, int(rng.integers(0, world)), world)
         deal = BatchSampler(order, split.groups)
         with BatchReader(split, order, epochs=epochs, start=divmod(at, deal.batches)) as reader:
-            found = [_numbers(each) for _, each in zip(range(3), reader, strict=False)]
-        right += all(
-            np.array_equal(rows, _share(deal, whole[at + i], (at + i) % deal.batches)) for i, rows in enumerate(found)
-        ) and len(found) == min(3, len(whole) - at)
-    print(f"resumed {right} of {pairs}", flush=True)
+            found = [_rows(each) for each in itertools.islice(reader, 3)]
+        right += _equal(found, [_share(deal, whole[i], i % deal.batches) for i in range(at, min(at + 3, len(whole)))])
     return right / pairs
 
 

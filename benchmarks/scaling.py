@@ -11,11 +11,9 @@ machine of 4 CPUs that are as much slower.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import tempfile
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,15 +21,12 @@ from typing import Any
 import torch.multiprocessing as mp
 
 from benchmarks.cgroup import awake, equal_share, shares
-from benchmarks.harness import be_rank, finish, free_port, in_turns, median_ratio, options, silent
-from benchmarks.models_and_rows import BATCH, TABLES, config_of, generate, plan_with, table_plan
+from benchmarks.harness import be_rank, finish, free_port, in_turns, median_ratio, options, seconds_of, silent
+from benchmarks.models_and_rows import BATCH, TABLES, config_of, generate, plan_with, table_plan, trainer_of
 from pipeline.store import Store
 from pipeline.training.batches import BatchReader
-from pipeline.training.config_settings import select_model_settings
-from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
-from pipeline.training.step import StepExecutor
 
 WARM_UP = 12  # steps before the clock starts
 GROUP = 8192  # rows of a row group: enough of them for a lane a rank
@@ -50,18 +45,12 @@ class Run:
 
 
 def main() -> None:
-    given = options(
-        __doc__,
-        steps=(60, "timed steps of a round"),
-        rounds=3,
-        precision=("auto", "train.precision"),
-        exchange=("fp32", "partition.exchange"),
-    )
+    given = options(__doc__, steps=(60, "timed steps of a round"), rounds=3)
     runs = [Run(world, 1, equal_share(most)) for most in (2, 4) for world in (1, most)]
     runs = list(dict.fromkeys([*runs, Run(1, 4, equal_share(4))]))
     with tempfile.TemporaryDirectory() as folder:
         generate(Store(folder), (given.steps + WARM_UP + 8) * BATCH, 0, GROUP)
-        found = in_turns({str(run): lambda run=run: measure(given, folder, run) for run in runs}, given.rounds)
+        found = in_turns({str(run): lambda run=run: measure(given.steps, folder, run) for run in runs}, given.rounds)
     speeds = {name: [each["samples_per_s"] for each in rounds] for name, rounds in found.items()}
     over_one = {}
     for run in runs:
@@ -73,18 +62,17 @@ def main() -> None:
         ceiling=over_one[1, 4],
         share=over_one[4, 1] / over_one[1, 4],
         phases_ms={name: rounds[-1]["phases"] for name, rounds in found.items()},
-        precision=given.precision,
         cpus_a_rank={2: equal_share(2), 4: equal_share(4)},
         samples_per_s={name: statistics.median(rounds) for name, rounds in speeds.items()},
     )
 
 
-def measure(given: argparse.Namespace, folder: str, run: Run) -> dict[str, Any]:
+def measure(steps: int, folder: str, run: Run) -> dict[str, Any]:
     """Samples/s of all trainings of ``run``, and the phases of the first one's step."""
     context, ranks = mp.get_context("spawn"), run.world * run.copies
     ports = [free_port() for _ in range(run.copies)]
     ready, together = context.Barrier(ranks + 1), context.Barrier(ranks)
-    running = mp.spawn(_rank, args=(run, folder, given, ports, ready, together), nprocs=ranks, join=False)
+    running = mp.spawn(_rank, args=(run, folder, steps, ports, ready, together), nprocs=ranks, join=False)
     while ready.n_waiting < ranks:
         running.join(0.05)  # raises the error of a rank that ended
     with awake(run.cpus < 1), shares(running.pids(), run.cpus):
@@ -96,16 +84,12 @@ def measure(given: argparse.Namespace, folder: str, run: Run) -> dict[str, Any]:
     return figures
 
 
-def _rank(
-    number: int, run: Run, folder: str, given: argparse.Namespace, ports: list[int], ready: Any, together: Any
-) -> None:
+def _rank(number: int, run: Run, folder: str, steps: int, ports: list[int], ready: Any, together: Any) -> None:
     """Train as a rank of a training; the first one writes ``figures.json``. All start and stop the clock together."""
     silent()
     copy, rank = divmod(number, run.world)
     be_rank(rank, run.world, ports[copy])
-    config = config_of(batch=BATCH // run.copies, ranks=run.world, threads=1, precision=given.precision)
-    config = replace(config, partition=replace(config.partition, exchange=given.exchange))
-    device = connect(config.hardware, config.train.threads_per_rank)
+    config = config_of(batch=BATCH // run.copies, ranks=run.world, threads=1)
     store: Store = Store(folder)
     split = SplitReader(store, store.get("data", "ingest"), "train")
     # The tables whole, neighbours on the same rank.
@@ -113,22 +97,22 @@ def _rank(
         column.name: table_plan(column.rows, config.model.embedding_dim, rank=i * run.world // TABLES)
         for i, column in enumerate(split.schema.sparse)
     }
-    trainer = StepExecutor(select_model_settings(config), split.schema, plan_with(tables, run.world), device)
+    trainer = trainer_of(config, split.schema, plan_with(tables, run.world))
     batch, lanes = config.train.batch, config.train.dealt_lanes
     order = Order(key="scaling", seed=1, global_batch=batch, lanes=lanes, rank=rank, world_size=run.world)
+
+    def train(count: int) -> None:
+        for _ in range(count):
+            trainer.step(reader)
+        together.wait()
+
     ready.wait()
     with BatchReader(split, order) as reader:
-        for _ in range(WARM_UP):
-            trainer.step(reader)
-        together.wait()
-        began = time.perf_counter()
-        for _ in range(given.steps):
-            trainer.step(reader)
-        together.wait()
-        seconds = time.perf_counter() - began
+        train(WARM_UP)
+        seconds = seconds_of(lambda: train(steps))
     if number == 0:
         phases = {name: round(ms, 2) for name, ms in trainer.clock.figures().items()}
-        figures = {"samples_per_s": given.steps * batch * run.copies / seconds, "phases": phases}
+        figures = {"samples_per_s": steps * batch * run.copies / seconds, "phases": phases}
         Path(folder, "figures.json").write_text(json.dumps(figures))
 
 

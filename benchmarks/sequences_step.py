@@ -28,109 +28,96 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import finish, in_turns, options, show, silent
-from benchmarks.models_and_rows import config_of, plan_of
+from benchmarks.models_and_rows import config_of, trainer_of
 from benchmarks.sequences_speed import OPTIONS, uneven_lengths
 from pipeline.config.sequences import SequenceModel, SequenceOptions
 from pipeline.records import DatasetSchema, SequenceColumn, SequenceGroup, SparseColumn
-from pipeline.store import Artifact, Store
+from pipeline.store import Store
 from pipeline.training.batches import Batch, BatchReader
-from pipeline.training.config_settings import select_model_settings
-from pipeline.training.distributed import connect
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import Order
-from pipeline.training.step import StepExecutor
 
 ROWS = {"user": 50_000, "item": 50_000, "category": 500}
 EVENTS = {"item": ROWS["item"], "category": ROWS["category"], "age": 66}
-DENSE, BATCHES = 4, 3
+DENSE, BATCHES = tuple(f"I{number}" for number in range(4)), 3
 
 
 def main() -> None:
     given = options(__doc__, **(OPTIONS | {"rounds": 12}))
     silent()
-    began, even = time.monotonic(), torch.full((given.samples,), given.mean)
-    one_long = torch.cat([torch.tensor([given.longest]), even[1:]])
+    even = torch.full((given.samples,), given.mean)
     uneven = uneven_lengths(given.samples, given.mean, given.longest)
+    one_long = torch.cat([torch.tensor([given.longest]), even[1:]])
     cases = {"uneven": uneven, "even": even, "twice": 2 * even, "one_long": one_long}
-    seconds, peaks = {}, {}
-    connect(config_of().hardware, given.threads)
-    with tempfile.TemporaryDirectory() as folder:
-        store: Store = Store(folder)
-        data = {name: write(store, name, lengths.numpy(), given.longest) for name, lengths in cases.items()}
-        for block in given.blocks:
-            steps = Steps(trainer_of(block, store, data["even"], given.dim, given.samples))
-            batches = {name: read(store, dataset, given.samples) for name, dataset in data.items()}
-            seconds[block] = steps.fastest({name: batches[name] for name in ("uneven", "even")}, given.rounds)
-            peaks[block] = {name: steps.peak(each[0]) / 2**20 for name, each in batches.items()}
-            show(f"{block}, seconds", seconds[block])
-            show(f"{block}, peak MiB", peaks[block], ".1f")
+    schema, seconds, peaks = schema_of(given.samples, given.longest), {}, {}
+    batches = {name: batches_of(schema, lengths.numpy()) for name, lengths in cases.items()}
+    for block in given.blocks:
+        steps = Steps(block, schema, given.dim, given.samples, given.threads)
+        seconds[block] = steps.fastest({name: batches[name] for name in ("uneven", "even")}, given.rounds)
+        peaks[block] = {name: round(steps.peak(each[0]) / 2**20, 1) for name, each in batches.items()}
+        show(f"{block}, seconds", seconds[block])
+    uneven_to_even = {name: each["uneven"] / each["even"] for name, each in seconds.items()}
     finish(
         "sequences_step",
-        max(each["uneven"] / each["even"] for each in seconds.values()),
+        max(uneven_to_even.values()),
         samples=given.samples,
         events=int(uneven.sum()),
         longest=int(uneven.max()),
         threads=given.threads,
-        uneven_to_even={name: round(each["uneven"] / each["even"], 3) for name, each in seconds.items()},
+        uneven_to_even={name: round(each, 3) for name, each in uneven_to_even.items()},
         step_ms={name: {case: round(1e3 * each, 1) for case, each in cases.items()} for name, cases in seconds.items()},
-        peak_mib={name: {case: round(each, 1) for case, each in cases.items()} for name, cases in peaks.items()},
-        seconds=time.monotonic() - began,
+        peak_mib=peaks,
     )
 
 
-def write(store: Store, name: str, lengths: np.ndarray, longest: int) -> Artifact:
-    """A dataset of ``BATCHES`` batches with histories of these ``lengths`` each, in another order."""
-    rng, samples = np.random.default_rng(3), len(lengths)
-    rows = BATCHES * samples
-    shuffled = np.concatenate([rng.permutation(lengths) for _ in range(BATCHES)])
-    offsets = np.concatenate([[0], np.cumsum(shuffled)]).astype(np.int32)
-    columns = {"label": rng.integers(0, 2, rows).astype(np.float32)}
-    columns |= {f"I{number}": rng.normal(size=rows).astype(np.float32) for number in range(DENSE)}
-    columns |= {name: rng.integers(0, size, rows).astype(np.int32) for name, size in ROWS.items()}
-    for event, size in EVENTS.items():
-        values = pa.array(rng.integers(0, size, int(offsets[-1])).astype(np.int32))
-        columns[f"history__{event}"] = pa.ListArray.from_arrays(pa.array(offsets), values)
+def schema_of(samples: int, longest: int) -> DatasetSchema:
+    """``BATCHES`` row groups of a batch each, in one file."""
     events = tuple(
         SequenceColumn(name=f"history__{event}", rows=size, table=event if event in ROWS else "")
         for event, size in EVENTS.items()
     )
-    schema = DatasetSchema(
-        dense=tuple(f"I{number}" for number in range(DENSE)),
+    return DatasetSchema(
+        dense=DENSE,
         sparse=tuple(SparseColumn(name=name, rows=size) for name, size in ROWS.items()),
-        rows={"train": rows, "test": 0},
+        rows={"train": BATCHES * samples, "test": 0},
         files={"train": ["train/part-00000.parquet"], "test": []},
         groups={"train": [[samples] * BATCHES], "test": []},
         sequences=(SequenceGroup(name="history", max_length=longest, columns=events),),
     )
-    with store.draft(f"datasets/{name}", kind="dataset", key=name, config={}, inputs={}) as draft:
-        with draft.open(schema.files["train"][0]) as sink:
-            pq.write_table(pa.table(columns), sink, row_group_size=samples)
-        draft.write_json("schema.json", schema.to_json())
-        return draft.commit({})
 
 
-def trainer_of(block: str, store: Store, dataset: Artifact, dim: int, samples: int) -> StepExecutor:
-    """A trainer of a DLRM with ``block``, called by its name and its layers."""
-    name, _, layers = block.partition("/")
-    chosen = SequenceModel(block=name, options=SequenceOptions(layers=int(layers) if layers else None))
-    config = config_of(dim, samples, warmup_steps=1, precision="fp32")
-    config = replace(config, model=replace(config.model, sequences={"history": chosen}))
-    schema = SplitReader(store, dataset, "train").schema
-    return StepExecutor(select_model_settings(config), schema, plan_of(schema, config), torch.device("cpu"))
-
-
-def read(store: Store, dataset: Artifact, samples: int) -> list[Batch]:
-    """The batches of ``dataset``."""
-    order = Order(key=dataset.key, seed=1, global_batch=samples, shuffle=False)
-    with BatchReader(SplitReader(store, dataset, "train"), order) as reader:
-        return list(itertools.islice(reader, BATCHES))
+def batches_of(schema: DatasetSchema, lengths: np.ndarray) -> list[Batch]:
+    """Batches with histories of these ``lengths`` each, in another order, as training reads them from a dataset."""
+    rng, rows = np.random.default_rng(3), schema.rows["train"]
+    shuffled = np.concatenate([rng.permutation(lengths) for _ in range(BATCHES)])
+    offsets = pa.array(np.concatenate([[0], np.cumsum(shuffled)]).astype(np.int32))
+    columns = {"label": rng.integers(0, 2, rows).astype(np.float32)}
+    columns |= {name: rng.normal(size=rows).astype(np.float32) for name in DENSE}
+    columns |= {name: rng.integers(0, size, rows).astype(np.int32) for name, size in ROWS.items()}
+    for event, size in EVENTS.items():
+        values = pa.array(rng.integers(0, size, int(shuffled.sum())).astype(np.int32))
+        columns[f"history__{event}"] = pa.ListArray.from_arrays(offsets, values)
+    order = Order(key="steps", seed=1, global_batch=len(lengths), shuffle=False)
+    with tempfile.TemporaryDirectory() as folder:
+        store: Store = Store(folder)
+        with store.draft("data", kind="dataset", key="steps", config={}, inputs={}) as draft:
+            with draft.open(schema.files["train"][0]) as sink:
+                pq.write_table(pa.table(columns), sink, row_group_size=len(lengths))
+            draft.write_json("schema.json", schema.to_json())
+            split = SplitReader(store, draft.commit({}), "train")
+        with BatchReader(split, order) as reader:
+            return list(itertools.islice(reader, BATCHES))
 
 
 class Steps:
-    """Steps of ``trainer``, whose pipeline has the next batch in hand before it takes a step."""
+    """Steps of a DLRM with ``block`` (its name and layers), whose pipeline has the next batch in hand before a step."""
 
-    def __init__(self, trainer: StepExecutor) -> None:
-        self._trainer, self._batches = trainer, deque[Batch]()
+    def __init__(self, block: str, schema: DatasetSchema, dim: int, samples: int, threads: int) -> None:
+        name, _, layers = block.partition("/")
+        chosen = SequenceModel(block=name, options=SequenceOptions(layers=int(layers) if layers else None))
+        config = config_of(dim, samples, threads=threads, warmup_steps=1, precision="fp32")
+        config = replace(config, model=replace(config.model, sequences={"history": chosen}))
+        self._trainer, self._batches = trainer_of(config, schema), deque[Batch]()
         self._source = iter(self._batches.popleft, None)
 
     def _prepare(self, batch: Batch) -> None:

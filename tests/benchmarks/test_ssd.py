@@ -9,8 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks.ssd import AHEAD, Tables, cache_rows, cold_rows, fio_reads
-from benchmarks.ssd_child import DriftingIds
+from benchmarks.ssd import AHEAD, DriftingIds, Tables, cache_rows, cold_rows, fio_reads
 from pipeline.embeddings.ssd.aio import DEPTH
 from pipeline.planning.candidates import BATCHES_MOVING, NUMBER_BYTES, ROW_BYTES
 
@@ -73,7 +72,7 @@ def test_the_bench_ends_on_two_and_on_four_cores_past_the_first_cleaning_of_the_
     have = sorted(os.sched_getaffinity(0))
     if len(have) < cores:
         pytest.skip(f"needs {cores} cores")
-    small = ["--gib", "1", "--times", "1", "--steps", "2", "--warm", "0.1", "--minutes", "0", "--folder", str(tmp_path)]
+    small = ["--gib", "1", "--times", "1", "--steps", "2", "--warm", "0.1", "--rounds", "1", "--folder", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.ssd", *small],
         capture_output=True,
