@@ -13,47 +13,26 @@ from statistics import median
 import numpy as np
 import polars as pl
 
-from benchmarks.harness import finish, in_turns, options, processes, seconds_of, show, words
+from benchmarks.harness import finish, in_turns, options, processes, seconds_of, words
 from benchmarks.ingest import ingested
 from pipeline.config.compose import compose
 
 DAY_SECONDS = 86_400
+HISTORY = "{features: {item: {table: item}}, target: item, max_length: 20, history: {by: user, days: null}}"
+WORLD = words("""data=parquet data.name=days data.timestamp=time data.split.by=day data.split.test_days=1
+    data.checks.leak=off stages=[ingest]""")
 
 
 def main() -> None:
-    given = options(
-        __doc__,
-        rows=100_000,
-        days=4_000,
-        users=1_000,
-        rounds=3,
-        test_days=(1, "days at the end that are test days"),
-        leak=("off", "data.checks.leak; its cost is that of ids, not of days"),
-    )
+    given = options(__doc__, rows=100_000, days=4_000, users=1_000, rounds=3)
     with tempfile.TemporaryDirectory() as folder, processes(1, runs_each=1) as pool:
-
-        def timed(days: int) -> float:
-            split = [f"data.split.test_days={min(given.test_days, days - 1)}", f"data.checks.leak={given.leak}"]
-            return pool.submit(ingest, f"{folder}/{days}.parquet", split).result()
-
-        for days in (2, given.days):
-            write_log(f"{folder}/{days}.parquet", given.rows, days, given.users)
-        seconds = in_turns({str(days): lambda days=days: timed(days) for days in (2, given.days)}, given.rounds)
-    many, few = median(seconds[str(given.days)]), median(seconds["2"])
-    show("seconds", {f"{days} days": median(taken) for days, taken in seconds.items()}, ".2f")
-    finish(
-        "days",
-        many / few,
-        seconds_many=many,
-        seconds_two=few,
-        rows=given.rows,
-        days=given.days,
-        users=given.users,
-        test_days=given.test_days,
-        leak=given.leak,
-        rows_per_s=given.rows / many,
-        rounds=given.rounds,
-    )
+        logs = {days: f"{folder}/{days}.parquet" for days in (2, given.days)}
+        for days, log in logs.items():
+            write_log(log, given.rows, days, given.users)
+        turns = {log: lambda log=log: pool.submit(ingest, log).result() for log in logs.values()}
+        few, many = (median(each) for each in in_turns(turns, given.rounds).values())
+    rates = {"seconds_many": many, "seconds_two": few, "rows_per_s": given.rows / many}
+    finish("days", many / few, **rates, **vars(given))
 
 
 def write_log(path: str, rows: int, days: int, users: int) -> None:
@@ -66,13 +45,10 @@ def write_log(path: str, rows: int, days: int, users: int) -> None:
     pl.DataFrame(columns).write_parquet(path)
 
 
-def ingest(log: str, split: list[str]) -> float:
+def ingest(log: str) -> float:
     """Return the seconds that the ingestion of ``log`` takes."""
-    history = "{features: {item: {table: item}}, target: item, max_length: 20, history: {by: user}}"
-    columns = ["+data.dense.x={}", "+data.sparse={item: {}, kind: {}, user: {}}", f"+data.sequences.seen={history}"]
-    world = words("data=parquet data.name=days data.timestamp=time data.split.by=day stages=[ingest]")
-    no_limit = "data.sequences.seen.history.days=null"
-    config = compose([*world, f"data.path={log}", *columns, no_limit, *split])
+    columns = ["+data.dense.x={}", "+data.sparse={item: {}, kind: {}, user: {}}", f"+data.sequences.seen={HISTORY}"]
+    config = compose([*WORLD, f"data.path={log}", *columns])
     with tempfile.TemporaryDirectory() as store:
         return seconds_of(lambda: ingested(config, store))
 

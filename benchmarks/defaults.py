@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 from benchmarks.harness import finish, options, show, silent
-from benchmarks.nights import DRIFT, FIRST, NIGHT_AFTER, first_model, held_by_gate, judged_dataset, scores, serving
+from benchmarks.nights import DRIFT, FIRST, NIGHT_AFTER, held_by_gate, judged_nes
 from pipeline.schedule.nightly import read_record
 from pipeline.store import Store
 
@@ -54,20 +54,15 @@ def run_night(store: Store, world: list[str], number: int, judged: int) -> dict[
     record = read_record(store, MODEL, day)
     assert record is not None
     result = store.read_json(f"runs/{record.run}/result.json")
-    figures, first = result["eval"], first_model(store, MODEL)
-    dataset = judged_dataset(store, day, world, judged, f"{MODEL}-{day}")
-    found = scores(store, dataset, {"nightly": serving(store, MODEL), "scratch": first, "frozen": first})
+    figures = result["eval"]
     night = {
         "gain": (1 - figures["ne"]) / (1 - figures["bayes_ne"]),
         "calibration": figures["calibration"],
         "held": int(held),
-        "nightly": found["nightly"],
-        "frozen": found["frozen"],
         "seconds": sum(stage["seconds"] for stage in result["stages"].values()),
+        **judged_nes(store, day, world, judged, MODEL),
     }
-    show(str(day), night | {"error": found["error"]})
-    if held:
-        print(f"HELD: {'; '.join(record.reasons or ())}", flush=True)
+    show(str(day), night | ({"reasons": record.reasons} if held else {}))
     return night
 
 

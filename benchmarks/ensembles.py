@@ -7,20 +7,19 @@ ends with the weights of its best look at the validation rows, and stops once no
 counts, chosen by the mean over the test rows. The ensemble makes ``--count`` snapshots of kind ``--kind`` and keeps
 ``--keep``.
 
-``ratio``: the larger of the logs' mean test NE of the ensemble over that of the best single model. ``selection``: the
-larger of the logs' mean test NE of the chosen members over that of as many newest ones with equal weights.
+``ratio``: the larger of the logs' mean test NE of the ensemble over that of the best single model.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
-import tempfile
 import time
+from typing import Any
 
 from benchmarks import epochs
-from benchmarks.harness import ADULT, finish, means, options, show, test_ne
+from benchmarks.harness import ADULT, finish, options
 from benchmarks.logs import adult
+from benchmarks.studies import by_variant, per_case, trained
 
 SINGLE = {
     "constant": ["train.schedule=constant", "train.decay_ratio=1"],
@@ -28,63 +27,36 @@ SINGLE = {
     "cycles": ["train.schedule=linear"],
 }
 EPOCHS_EACH = {"planted": 1, "adult": 3}  # of a snapshot
-ENSEMBLES = {  # all but the first choose anew from the same snapshots
-    "ensemble": [],
-    "last": ["train.snapshots.choose=last", "train.snapshots.weights=equal"],
-    "equal": ["train.snapshots.weights=equal"],
-    "all": ["train.snapshots.keep=64"],
-}
 
 
 def main() -> None:
-    given = options(
-        __doc__,
-        rows=(60_000, "rows of the synthetic log"),
-        adult=ADULT,
-        logs="planted,adult",
-        seeds=5,
-        first=(1, "the first seed"),
-        count=8,
-        keep=4,
-        kind="reset",
-    )
-    began, logs = time.monotonic(), given.logs.split(",")
-    figures: dict[str, float] = {}
-    for log in logs:
-        seeds = [run_seed(given, log, given.first + seed) for seed in range(given.seeds)]
-        mean = means(seeds)
-        single = min(SINGLE, key=lambda name: mean[name])
-        summary = {
-            "ratio": mean["ensemble"] / mean[single],
-            "selection": mean["ensemble"] / mean["last"],
-            "better": float(sum(each["ensemble"] < each[single] for each in seeds)),
-            "selection_better": float(sum(each["ensemble"] < each["last"] for each in seeds)),
-            **{f"ne_{name}": value for name, value in mean.items()},
-        }
-        figures |= {f"{log}_{name}": value for name, value in summary.items()}
-    worst = {what: max(figures[f"{log}_{what}"] for log in logs) for what in ("ratio", "selection")}
-    finish("ensembles", worst["ratio"], selection=worst["selection"], **figures, seconds=time.monotonic() - began)
+    logs = (list(EPOCHS_EACH), None, {"choices": EPOCHS_EACH})
+    snapshots: dict[str, Any] = {"count": 8, "keep": 4, "kind": "reset"}
+    given = options(__doc__, rows=(60_000, "of the synthetic log"), logs=logs, seeds=5, **snapshots)
+    began, ratios, figures = time.monotonic(), [], dict[str, Any]()
+    for log in given.logs:
+        found = per_case(single_and_ensemble, given, [(log, 1 + seed) for seed in range(given.seeds)], jobs=1)
+        nes = by_variant(found)
+        mean = {name: sum(each) / len(each) for name, each in nes.items()}
+        best = min(SINGLE, key=mean.__getitem__)
+        ratios.append(mean["ensemble"] / mean[best])
+        figures |= {f"{log}_ratio": ratios[-1], **{f"{log}_ne_{name}": each for name, each in mean.items()}}
+        pairs = zip(nes["ensemble"], nes[best], strict=True)
+        figures[f"{log}_better"] = sum(ensemble < single for ensemble, single in pairs)
+    finish("ensembles", max(ratios), **figures, seconds=time.monotonic() - began)
 
 
-def run_seed(given: argparse.Namespace, log: str, seed: int) -> dict[str, float]:
-    """Test NE of the single models, of the ensemble, and of others made of the same snapshots."""
+def single_and_ensemble(given: argparse.Namespace, folder: str, log: str, seed: int) -> Any:
+    """Test NE of the single models and of the ensemble."""
+    if log == "adult":
+        world = [each for each in adult(ADULT, folder, seed) if not each.startswith("train.")]
+    else:
+        world = epochs.base(given.rows, seed)
+    world += ["data.split.validation_share=0.2", f"store={folder}/store", f"seed={seed}", "checkpoint.keep_last=1"]
+    world += [f"train.epochs={EPOCHS_EACH[log] * given.count}", "train.threads_per_rank=1"]
+    world += ["train.guard.collapse=false"]
     snapshots = [f"train.snapshots.{name}={getattr(given, name)}" for name in ("count", "keep", "kind")]
-    with tempfile.TemporaryDirectory() as folder:
-        if log == "adult":
-            world = [each for each in adult(given.adult, folder, seed) if not each.startswith("train.")]
-        else:
-            world = epochs.base(given.rows, seed)
-        world += ["data.split.validation_share=0.2", f"store={folder}/store", f"seed={seed}", "checkpoint.keep_last=1"]
-        world += [f"train.epochs={EPOCHS_EACH[log] * given.count}", "train.threads_per_rank=1"]
-        world += ["train.guard.collapse=false"]
-        found = {}
-        for name, settings in SINGLE.items():
-            found[name] = test_ne([*world, *settings, f"run={name}"])
-            shutil.rmtree(f"{folder}/store/runs/{name}")
-        for name, settings in ENSEMBLES.items():
-            found[name] = test_ne([*world, *snapshots, "train.schedule=linear", *settings, "run=ensemble"])
-    show(f"{log} seed {seed}", found)
-    return found
+    return trained(world, {**SINGLE, "ensemble": [*snapshots, "train.schedule=linear"]})
 
 
 if __name__ == "__main__":

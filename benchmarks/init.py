@@ -1,145 +1,178 @@
 """``make bench-init``: AUC with the schema that ``nightjar init`` writes, beside that with a hand-written one.
 
-The logs: the census (Adult) without and with a header line, Criteo's sample, flights, and a generated log with lists,
-weights, maps and vectors as Parquet and as JSON lines, and six logs of codes (``code_logs``), of which the share of
-columns that are typed as by a human is printed too. The guessed schema runs as it was written; both see the same
-rows with the same model, and are judged by the same held-out rows: a fifth by hash, of flights the last tenth of the
-days. ``ratio``: the smallest of all AUCs by guess over those by hand. A log that is not there is left out.
+The logs: the census (Adult) without and with a header line, Criteo's sample, flights, a generated log with lists,
+weights, maps and vectors as Parquet and as JSON lines, and six logs of codes, of which the share of columns that are
+typed as by a human is told too. The guessed schema runs as it was written; both see the same rows with the same model,
+and are judged by the same held-out rows: a fifth by hash, of flights the last tenth of the days. ``ratio``: the
+smallest of all AUCs by guess over those by hand. A log that is not there is left out.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import tempfile
-import warnings
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
 import yaml
 
-from benchmarks.code_logs import code_logs
-from benchmarks.harness import finish, nightjar, options, words
-from benchmarks.logs import flights, flights_settings
+from benchmarks.harness import finish, nightjar, options, result_of, silent, words
+from benchmarks.logs import TEST, TRAIN, clicked, drawn_fold, flights, flights_settings, typed
 from pipeline.config.compose import compose
-from pipeline.store import Store
 
 SHARED = Path(__file__).parents[2] / "shared/data"
-TRAIN, TEST = 1, 2  # days: a split by day holds out the last one
-MODEL = words("""model.embedding_dim=8 model.bottom_mlp=[64] model.top_mlp=[64,32] train.precision=fp32
-                hardware=laptop""")
+MODEL = words("model.embedding_dim=8 model.bottom_mlp=[64] model.top_mlp=[64,32] train.precision=fp32 hardware=laptop")
 ADULT = [*MODEL, "train.global_batch=256", "train.epochs=4", "train.warmup_steps=50"]
+GENERATED = [*MODEL, "train.global_batch=256", "train.epochs=2", "train.warmup_steps=50"]
+CODES = words("""data=parquet data.label.column=clicked data.sparse_defaults.min_count=5
+    data.sparse_defaults.rows=5000""")
+MIXED = [
+    *words("data.label.column=clicked data.dense_transform=standardise data.sparse_defaults.min_count=5"),
+    "+data.dense={price: {transform: log1p_standardise}, embedding: {width: 16}}",
+    "+data.sparse={user_id: {rows: 5000}, ad: {}, pages: {holds: list}, topics: {weights: topic_scores}}",
+    "+data.sparse.interests={holds: map}",
+]
 LAST_DAYS = 36  # of the flights' year, held out
-FOLD = ["data.day_column=fold", "data.split.by=day"]
+BY_FOLD = words("data.day_column=fold data.split.by=day")
+Columns = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Log:
-    """A log and its schema by hand. ``write``: the log as a file, with a column ``fold`` where it is asked for.
+    """A log and its schema by hand.
 
-    ``hand``: overrides that name its columns; ``shared``: those of the model and the split, for both.
+    ``rows``: a file, lines of text, or a frame; ``hand``: overrides that name its columns; ``shared``: those of the
+    model and the split, for both; ``kinds``: of columns, as a human types them.
     """
 
     name: str
-    write: Callable[[Path, int | None], Path]
+    rows: Path | list[str] | pl.DataFrame
     hand: list[str]
     shared: list[str]
-    folded: list[str] = field(default_factory=list)
-    kinds: dict[str, str] = field(default_factory=dict)  # of columns, as a human types them
+    separator: str = ", "
+    header: str = ""
+    kinds: dict[str, str] = field(default_factory=dict)
+
+    def write(self, folder: str, seed: int | None) -> Path:
+        """The log as a file, with a column ``fold`` where there is a seed; equal lines lie in one fold."""
+        if isinstance(self.rows, Path):
+            return self.rows
+        if isinstance(self.rows, pl.DataFrame):
+            folds = [_fold(str(number), seed) for number in range(self.rows.height)]
+            frame = self.rows if seed is None else self.rows.with_columns(fold=pl.Series(folds))
+            path = Path(folder, f"log{seed or ''}.{'jsonl' if self.name.endswith('jsonl') else 'parquet'}")
+            if path.suffix == ".parquet":
+                frame.write_parquet(path)
+                return path
+            texts = [json.dumps({**row, "interests": _map(row["interests"])}) for row in frame.iter_rows(named=True)]
+        else:
+            path = Path(folder, f"log{seed or ''}.csv")
+            texts = [line + (f"{self.separator}{_fold(line, seed)}" if seed else "") for line in self.rows]
+            if self.header:
+                texts.insert(0, self.header + (f"{self.separator}fold" if seed else ""))
+        path.write_text("\n".join(texts) + "\n")
+        return path
+
+
+def _fold(text: str, seed: int | None) -> int:
+    return TRAIN if drawn_fold(f"{seed} {text}") else TEST
+
+
+def _map(pairs: list[dict[str, Any]]) -> dict[str, float]:
+    return {pair["key"]: pair["value"] for pair in pairs}
 
 
 def main() -> None:
-    """Train on every log by both schemas and print a table and the JSON line."""
     given = options(
         __doc__,
         seeds=(3, "each with rows of its own held out"),
-        rows=(40_000, "of the generated log"),
+        rows=(40_000, "of the generated logs"),
         logs=([], "names of those that are taken (default: all)"),
     )
-    warnings.simplefilter("ignore")
-    areas: dict[str, dict[str, float]] = {}
-    typed: dict[str, float] = {}
-    for log in _logs(given.rows):
+    silent()
+    areas, shares = dict[str, dict[str, float]](), dict[str, float]()
+    for log in every_log(given.rows):
         if given.logs and log.name not in given.logs:
             continue
-        pairs = np.array([_pair(log, seed) for seed in range(1, given.seeds + 1)])
-        hand, guess = (float(each) for each in pairs.mean(axis=0))
-        deviation = float((pairs[:, 1] - pairs[:, 0]).std())
-        areas[log.name] = {"hand": round(hand, 5), "init": round(guess, 5)}
-        print(
-            f"{log.name:16} by hand {hand:.5f}  by init {guess:.5f}  {guess - hand:+.5f} ± {deviation:.5f}", flush=True
-        )
+        runs = [measured(log, seed) for seed in range(1, given.seeds + 1)]
+        hand, guess = np.array([areas_of for areas_of, _ in runs]).T
+        areas[log.name] = {"hand": round(float(hand.mean()), 5), "init": round(float(guess.mean()), 5)}
+        print(f"{log.name:16} {areas[log.name]} {(guess - hand).mean():+.5f} ± {(guess - hand).std():.5f}", flush=True)
         if log.kinds:
-            typed[log.name] = round(_typed_alike(log), 4)
-            print(f"{log.name:16} {typed[log.name]:.1%} of the columns typed as by hand", flush=True)
+            alike = [runs[0][1].get(column) == kind for column, kind in log.kinds.items()]
+            shares[log.name] = round(sum(alike) / len(alike), 4)
     ratios = [each["init"] / each["hand"] for each in areas.values()]
     worst = min((each["init"] - each["hand"] for each in areas.values()), default=0.0)
-    finish("init", min(ratios, default=None), worst=worst, seeds=given.seeds, auc=areas, typed=typed)
+    finish("init", min(ratios, default=None), worst=worst, seeds=given.seeds, auc=areas, typed=shares)
 
 
-def _logs(rows: int) -> list[Log]:
-    logs = []
+def measured(log: Log, seed: int) -> tuple[tuple[float, float], dict[str, str]]:
+    """AUC by hand and by guess on the same held-out rows, and the kinds of the guessed columns."""
+    with tempfile.TemporaryDirectory() as folder:
+        nightjar("init", str(log.write(folder, None)), "--name", "guessed", "-cd", f"{folder}/my")
+        schema = yaml.safe_load(Path(folder, "my/data/guessed.yaml").read_text())
+        own = [f"data.columns=[{','.join([*schema['columns'], 'fold'])}]"] if "columns" in schema else []
+        path = log.write(folder, seed)
+        shared = [f"data.path={path}", f"store={folder}", f"seed={seed}", *log.shared]
+        nightjar("run", "run=hand", *log.hand, "data.name=hand", *shared)
+        nightjar("run", "run=guess", "-cd", f"{folder}/my", "data=guessed", *shared, *own)
+        hand, guess = (float(result_of(folder, run)["eval"]["auc"]) for run in ("hand", "guess"))
+    kinds = {
+        (settings or {}).get("column", name): kind
+        for kind in ("sparse", "dense")  # a number that is looked up too is dense
+        for name, settings in (schema[kind] or {}).items()
+    }
+    return (hand, guess), kinds
+
+
+def every_log(rows: int) -> list[Log]:
+    """All logs that are there."""
+    logs, census = [], list[str]()
+    names = list(compose(["experiment=adult", "data.path=x"]).data.columns)
     if (SHARED / "adult.data").is_file():
-        columns = compose(["experiment=adult", "data.path=x"]).data.columns
-        adult = (SHARED / "adult.data").read_text().split("\n")
-        named = ["data=adult", f"data.columns=[{','.join([*columns, 'fold'])}]"]
-        logs += [
-            Log("adult", _lines(adult, ", ", None), named, ADULT),
-            Log(
-                "adult_header",
-                _lines(adult, ", ", ", ".join(columns)),
-                ["data=adult", "data.header=true", "data.columns=[]"],
-                ADULT,
-            ),
-        ]
+        census = [line for line in (SHARED / "adult.data").read_text().split("\n") if line.strip()]
+        hand = ["data=adult", f"data.columns=[{','.join([*names, 'fold'])}]"]
+        logs.append(Log("adult", census, hand, [*ADULT, *BY_FOLD]))
+        hand = ["data=adult", "data.header=true", "data.columns=[]"]
+        logs.append(Log("adult_header", census, hand, [*ADULT, *BY_FOLD], header=", ".join(names)))
     if (SHARED / "criteo_sample.tsv").is_file():
-        sample = (SHARED / "criteo_sample.tsv").read_text().split("\n")
+        lines = [line for line in (SHARED / "criteo_sample.tsv").read_text().split("\n") if line.strip()]
         columns = ["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27)), "fold"]
-        named = [f"data.columns=[{','.join(columns)}]"]
-        settings = [*MODEL, "train.global_batch=128", "train.warmup_steps=10", *named]
-        logs.append(Log("criteo", _lines(sample, "\t", None), ["data=criteo"], settings))
+        shared = [*MODEL, "train.global_batch=128", "train.warmup_steps=10", f"data.columns=[{','.join(columns)}]"]
+        logs.append(Log("criteo", lines, ["data=criteo"], [*shared, *BY_FOLD], separator="\t"))
     if (source := flights()) is not None:
-        settings = flights_settings(source)
-        split = ["data.day_column=date", "data.split.by=day", f"data.split.test_days={LAST_DAYS}"]
-        of_data = [each for each in settings if "data" in each.split("=")[0] and "data.name" not in each]
-        rest = [each for each in settings if each not in of_data and "data.name" not in each]
-        left_out = ("data.path", "data.sparse.date", "data.sparse.day=")  # a row's day, by which rows are held out
-        by_hand = [each for each in of_data if not any(name in each for name in left_out)]
-        by_hand.append("+data.sparse.day_of_month={column: day}")
-        logs.append(Log("flights", lambda folder, seed: source, by_hand, rest, split))
+        logs.append(_flights(source))
+    for name, columns, dense, clicks in code_logs(rows):
+        kinds = {column: "dense" if column in dense else "sparse" for column in columns}
+        frame = pl.DataFrame({**columns, "clicked": clicks.astype(np.int64)})
+        logs.append(Log(name, frame, [*CODES, *typed(kinds)], [*GENERATED, *BY_FOLD], kinds=kinds))
+    if census:
+        frame, kinds = _adult_in_codes(census, names)
+        logs.append(Log("codes_adult", frame, [*CODES, *typed(kinds)], [*GENERATED, *BY_FOLD], kinds=kinds))
     made = mixed(rows)
-    generated = [*MODEL, "train.global_batch=256", "train.epochs=2", "train.warmup_steps=50"]
-    codes = code_logs(rows, SHARED / "adult.data")
-    logs += [Log(each.name, _frame(each.rows, "parquet"), each.hand, generated, kinds=each.kinds) for each in codes]
-    return [
-        *logs,
-        Log("mixed_parquet", _frame(made, "parquet"), ["data=parquet", *MIXED], generated),
-        Log("mixed_jsonl", _frame(made, "jsonl"), ["data=jsonl", *MIXED], generated),
-    ]
+    for kind in ("parquet", "jsonl"):
+        logs.append(Log(f"mixed_{kind}", made, [f"data={kind}", *MIXED], [*GENERATED, *BY_FOLD]))
+    return logs
 
 
-MIXED = [
-    "data.label.column=clicked",
-    "data.dense_transform=standardise",
-    "data.sparse_defaults.min_count=5",
-    "+data.dense.price={transform: log1p_standardise}",
-    "+data.dense.embedding={width: 16}",
-    "+data.sparse.user_id={rows: 5000}",
-    "+data.sparse.ad={}",
-    "+data.sparse.pages={holds: list}",
-    "+data.sparse.topics={weights: topic_scores}",
-    "+data.sparse.interests={holds: map}",
-]
+def _flights(source: Path) -> Log:
+    """Judged by the last days of the year; a row's day is no feature."""
+    settings = flights_settings(source)
+    hand = [each for each in settings if "data" in each.split("=")[0]]
+    left_out = ("data.name", "data.path", "data.sparse.date", "data.sparse.day=")
+    by_hand = [each for each in hand if not any(name in each for name in left_out)]
+    split = words(f"data.day_column=date data.split.by=day data.split.test_days={LAST_DAYS}")
+    model = [each for each in settings if each not in hand]
+    return Log("flights", source, [*by_hand, "+data.sparse.day_of_month={column: day}"], [*model, *split])
 
 
 def mixed(rows: int) -> pl.DataFrame:
     """A log whose clicks depend on a number, ids, lists, weighted ids, maps and a vector."""
     rng = np.random.default_rng(11)
-    effect = rng.normal(size=(4, 500))
-    direction = rng.normal(size=16) / 4
+    effect, direction = rng.normal(size=(4, 500)), rng.normal(size=16) / 4
     user, ad = rng.zipf(1.3, rows) % 2000, rng.integers(0, 300, rows)
     price = np.round(rng.lognormal(1, 1, rows), 2)
     vectors = np.round(rng.normal(size=(rows, 16)), 4)
@@ -147,106 +180,95 @@ def mixed(rows: int) -> pl.DataFrame:
         name: [rng.choice(60, rng.integers(1, 5), replace=False) for _ in range(rows)]
         for name in ("pages", "topics", "interests")
     }
-    scores = {name: [np.round(rng.random(len(each)), 3) for each in lists[name]] for name in ("topics", "interests")}
+    weights = {name: [np.round(rng.random(len(each)), 3) for each in lists[name]] for name in ("topics", "interests")}
     logits = effect[0, user % 500] + effect[1, ad % 500] - 0.5 * np.log1p(price) + vectors @ direction
     logits += np.array([effect[2, each].mean() for each in lists["pages"]])
     for name, row in (("topics", 3), ("interests", 2)):
-        pairs = zip(lists[name], scores[name], strict=True)
-        logits += np.array([(effect[row, ids + 100] * weights).sum() for ids, weights in pairs])
-    clicked = rng.random(rows) < 1 / (1 + np.exp(1.5 - logits))
-    return pl.DataFrame(
-        {
-            "clicked": clicked.astype(np.int64),
-            "user_id": user,
-            "ad": [f"a{number}" for number in ad],
-            "price": price,
-            "site": ["main"] * rows,
-            "pages": [each.tolist() for each in lists["pages"]],
-            "topics": [[f"t{one}" for one in each] for each in lists["topics"]],
-            "topic_scores": [each.tolist() for each in scores["topics"]],
-            "interests": [
-                [{"key": f"i{one}", "value": weight} for one, weight in zip(ids, weights, strict=True)]
-                for ids, weights in zip(lists["interests"], scores["interests"], strict=True)
-            ],
-            "embedding": vectors.tolist(),
-        }
-    )
+        pairs = zip(lists[name], weights[name], strict=True)
+        logits += np.array([(effect[row, ids + 100] * each).sum() for ids, each in pairs])
+    clicks = clicked(rng, logits - 1.5).astype(np.int64)
+    interests = [
+        [{"key": f"i{one}", "value": weight} for one, weight in zip(ids, each, strict=True)]
+        for ids, each in zip(lists["interests"], weights["interests"], strict=True)
+    ]
+    columns = {"clicked": clicks, "user_id": user, "ad": [f"a{one}" for one in ad], "price": price}
+    columns |= {"site": ["main"] * rows, "pages": [each.tolist() for each in lists["pages"]]}
+    columns["topics"] = [[f"t{one}" for one in each] for each in lists["topics"]]
+    columns["topic_scores"] = [each.tolist() for each in weights["topics"]]
+    return pl.DataFrame(columns | {"interests": interests, "embedding": vectors.tolist()})
 
 
-def _fold(text: str, seed: int) -> int:
-    drawn = hashlib.blake2b(f"{seed} {text}".encode(), digest_size=8).digest()
-    return TEST if int.from_bytes(drawn, "little") % 5 == 0 else TRAIN
+def code_logs(rows: int) -> list[tuple[str, Columns, tuple[str, ...], np.ndarray]]:
+    """Five logs: name, columns (codes, but for those that are named next), and clicks."""
+    rng = np.random.default_rng(21)  # uniform users and movies with latent factors
+    ratings = {"user": rng.integers(1, 901, rows), "movie": rng.integers(1, 401, rows)}
+    users, movies = (rng.normal(size=(size, 4))[ratings[name]] for name, size in (("user", 901), ("movie", 401)))
+    logs = [("codes_ratings", ratings, (), (users * movies).sum(axis=1) / 2 + users[:, 0] + movies[:, 0])]
+    logs += [_hashed(rows), _contexts(rows), _blocks(rows), _rare(rows)]
+    return [
+        (name, columns, dense, clicked(np.random.default_rng(len(name)), logits))
+        for name, columns, dense, logits in logs
+    ]
 
 
-def _lines(lines: list[str], separator: str, header: str | None) -> Callable[[Path, int | None], Path]:
-    """Text, whose lines get one more field; equal lines lie in one fold."""
-
-    def write(folder: Path, seed: int | None) -> Path:
-        path = folder / f"log{seed or ''}.csv"
-        rows = [line if seed is None else f"{line}{separator}{_fold(line, seed)}" for line in lines if line.strip()]
-        if header:
-            rows.insert(0, header if seed is None else f"{header}{separator}fold")
-        path.write_text("\n".join(rows) + "\n")
-        return path
-
-    return write
+def _hashed(rows: int) -> tuple[str, Columns, tuple[str, ...], np.ndarray]:
+    """Ids of a power law, numbered in the order of a hash."""
+    rng = np.random.default_rng(22)
+    columns, logits = {}, np.full(rows, -0.5)
+    for name, size in (("visitor", 2000), ("banner", 300), ("channel", 60)):
+        columns[name] = rng.permutation(size)[(rng.zipf(1.3, rows) - 1) % size]
+        logits += rng.normal(size=size)[columns[name]]
+    return "codes_hashed", columns, (), logits
 
 
-def _frame(rows: pl.DataFrame, kind: str) -> Callable[[Path, int | None], Path]:
-    """Parquet, or JSON lines with maps as objects."""
-
-    def write(folder: Path, seed: int | None) -> Path:
-        path = folder / f"log{seed or ''}.{kind}"
-        folds = [_fold(str(number), seed or 0) for number in range(rows.height)]
-        frame = rows if seed is None else rows.with_columns(fold=pl.Series(folds))
-        if kind == "parquet":
-            frame.write_parquet(path)
-            return path
-        with path.open("w") as sink:
-            for row in frame.iter_rows(named=True):
-                row["interests"] = {pair["key"]: pair["value"] for pair in row["interests"]}
-                sink.write(json.dumps(row) + "\n")
-        return path
-
-    return write
+def _contexts(rows: int) -> tuple[str, Columns, tuple[str, ...], np.ndarray]:
+    """Codes of a context, with quantities mixed in."""
+    rng = np.random.default_rng(23)
+    columns, logits = {}, np.full(rows, -0.5)
+    for name, size in (("user", 900), ("item", 500), ("weekday", 7), ("country", 70), ("city", 230)):
+        columns[name] = rng.integers(0, size, rows)
+        logits += 0.7 * rng.normal(size=size)[columns[name]]
+    columns["age"] = np.clip(np.round(rng.normal(38, 12, rows)), 16, 90).astype(np.int64)
+    columns["price"] = np.round(rng.lognormal(3, 1, rows)).astype(np.int64)
+    columns["cnt"] = rng.geometric(0.2, rows)
+    logits += (columns["age"] - 38) / 20 - 0.3 * np.log1p(columns["price"]) + 0.05 * columns["cnt"]
+    return "codes_contexts", columns, ("age", "price", "cnt"), logits
 
 
-def _pair(log: Log, seed: int) -> tuple[float, float]:
-    """AUC by hand and by guess on the same held-out rows."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        nightjar("init", str(log.write(folder, None)), "--name", "guessed", "-cd", f"{place}/my")
-        path = log.write(folder, seed)
-        shared = [f"data.path={path}", f"store={place}/store", f"seed={seed}", *log.shared, *(log.folded or FOLD)]
-        return (
-            _area(folder, "hand", [*log.hand, "data.name=hand", *shared]),
-            _area(folder, "guess", ["-cd", f"{place}/my", "data=guessed", *shared, *_columns(folder)]),
-        )
+def _blocks(rows: int) -> tuple[str, Columns, tuple[str, ...], np.ndarray]:
+    """Codes without telling names, in blocks of values with gaps between them."""
+    rng = np.random.default_rng(24)
+    columns, logits = {}, np.zeros(rows)
+    for name, blocks, size in (("f1", 6, 30), ("f2", 4, 12), ("f3", 9, 50)):
+        place = rng.integers(0, blocks * size, rows)
+        columns[name] = 1000 * (1 + place // size) + place % size
+        logits += rng.normal(size=blocks * size)[place]
+    columns["f4"] = np.round(rng.gamma(3, 20, rows)).astype(np.int64)
+    return "codes_blocks", columns, ("f4",), logits + (columns["f4"] / 60 - 1)
 
 
-def _typed_alike(log: Log) -> float:
-    """Share of the columns of ``log`` that the drafted schema types as a human does."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        nightjar("init", str(log.write(folder, None)), "--name", "guessed", "-cd", f"{place}/my")
-        schema = yaml.safe_load((folder / "my/data/guessed.yaml").read_text())
-    guessed = {
-        (settings or {}).get("column", name): kind
-        for kind in ("sparse", "dense")  # a number that is looked up too is dense
-        for name, settings in (schema[kind] or {}).items()
-    }
-    return sum(guessed.get(column) == kind for column, kind in log.kinds.items()) / len(log.kinds)
+def _rare(rows: int) -> tuple[str, Columns, tuple[str, ...], np.ndarray]:
+    """A rare click: users of a row or two, cities by frequency, shops of which some are unknown, and a count."""
+    rng = np.random.default_rng(25)
+    city, shop = (rng.zipf(1.5, rows) - 1) % 300, rng.integers(0, 80, rows)
+    columns = {"user": rng.integers(1, 5 * rows, rows), "city": city}
+    columns["shop"] = np.where(rng.random(rows) < 0.05, -1, shop)
+    columns["user_visits"] = rng.poisson(4, rows)
+    logits = rng.normal(size=300)[city] + rng.normal(size=80)[shop] + 0.1 * columns["user_visits"] - 5.5
+    return "codes_large", columns, ("user_visits",), logits
 
 
-def _columns(folder: Path) -> list[str]:
-    """The names of a guessed schema's columns, and that of the fold, where the file does not say them."""
-    schema = yaml.safe_load((folder / "my/data/guessed.yaml").read_text())
-    return [f"data.columns=[{','.join([*schema['columns'], 'fold'])}]"] if "columns" in schema else []
-
-
-def _area(folder: Path, run: str, arguments: list[str]) -> float:
-    nightjar("run", f"run={run}", *arguments)
-    return float(Store(f"{folder}/store").read_json(f"runs/{run}/result.json")["eval"]["auc"])
+def _adult_in_codes(census: list[str], names: list[str]) -> tuple[pl.DataFrame, dict[str, str]]:
+    """Adult, its words replaced by codes in the order of the alphabet, and the kinds of its columns."""
+    frame = pl.DataFrame([line.split(", ") for line in census], schema=names, orient="row")
+    columns, kinds = [], {}
+    for name in names[:-1]:
+        number = frame[name].cast(pl.Int64, strict=False)
+        kinds[name] = "sparse" if number.null_count() else "dense"
+        codes = frame[name].rank("dense") if kinds[name] == "sparse" else number
+        columns.append(codes.cast(pl.Int64).alias(name))
+    label = frame[names[-1]].str.starts_with(">50K").cast(pl.Int64).alias("clicked")
+    return pl.DataFrame([*columns, label]), kinds
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ seven days, and the last day is held out. A seed draws the log, initial values a
 orders share log and initial values. The train rows have some 520 row groups, so that 64 lanes fit and a window of
 eight is 1.5 % of an epoch. Any other order of the rows changes NE by 0.05 to 0.2 % a seed, with lanes or without. So
 each side is the mean of ``--orders`` trainings on the same rows in row groups of another size, whose order is another
-one. ``--control``: one lane against one lane with windows of nine row groups.
+one.
 
 ``ratio``: 1 + the larger of the logs' mean relative changes of NE; for each log the mean, its standard error, and the
 change of every seed.
@@ -13,19 +13,19 @@ change of every seed.
 
 from __future__ import annotations
 
-import tempfile
+import argparse
+from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import finish, options, processes, standard_error, test_ne
+from benchmarks.harness import finish, options, standard_error
+from benchmarks.studies import per_case, trained
 
 GROUPS = 520  # of the train rows: eight a lane, and some
 LOGS = {
     "demo": ["data.split.test_share=0.2"],
     "drift": ["data.synthetic.drift=0.03", "data.synthetic.days=7", "data.split.by=day"],
 }
-ONE_LANE, LANES = "train.lanes=1", ("train.lanes=64",)
-CONTROL = (ONE_LANE, "train.shuffle_window_groups=9")
 
 
 def main() -> None:
@@ -36,34 +36,27 @@ def main() -> None:
         logs=(list(LOGS), None, {"choices": LOGS}),
         orders=(6, "of the rows, on each side"),
         jobs=(2, "seeds at a time, a thread each"),
-        control=(False, "one lane against one lane in another order"),
     )
-    other = CONTROL if given.control else LANES
-    jobs = [(log, seed, given.rows, given.orders, other) for log in given.logs for seed in range(given.seeds)]
-    changes: dict[str, list[float]] = {log: [] for log in given.logs}
-    with processes(given.jobs) as pool:
-        for (log, seed, *_), (before, now) in zip(jobs, pool.map(compare, *zip(*jobs, strict=True)), strict=True):
-            changes[log].append(now / before - 1)
-            print(f"{log}, seed {seed}: NE {before:.5f}, then {now:.5f}, {changes[log][-1]:+.3%}", flush=True)
-    mean = {log: float(np.mean(values)) for log, values in changes.items()}
-    errors = {f"{log}_error": standard_error(values) for log, values in changes.items()}
-    each = {f"{log}_changes": [round(change, 6) for change in values] for log, values in changes.items()}
-    finish("lanes", 1 + max(mean.values()), **mean, **errors, **each)
+    mean, figures = dict[str, float](), dict[str, Any]()
+    for log in given.logs:
+        found = per_case(change_of, given, [(log, seed) for seed in range(given.seeds)])
+        mean[log] = float(np.mean(found))
+        figures |= {f"{log}_error": standard_error(found), f"{log}_changes": [round(change, 6) for change in found]}
+    finish("lanes", 1 + max(mean.values()), **mean, **figures)
 
 
-def compare(log: str, seed: int, rows: int, orders: int, other: tuple[str, ...]) -> tuple[float, float]:
-    """Mean test NE of trainings with one lane, and of the same trainings with ``other``."""
-    train_rows = int(rows * (6 / 7 if log == "drift" else 0.8))
+def change_of(given: argparse.Namespace, folder: str, log: str, seed: int) -> float:
+    """The relative change of mean test NE from trainings with one lane to the same with many."""
+    train_rows = int(given.rows * (6 / 7 if log == "drift" else 0.8))
+    world = ["experiment=demo", f"store={folder}", f"seed={seed}", *LOGS[log], f"data.synthetic.rows={given.rows}"]
+    world += ["train.global_batch=4096", "train.threads_per_rank=1", "train.log_every_steps=100"]
     pairs = []
-    with tempfile.TemporaryDirectory() as folder:
-        world = ["experiment=demo", f"store={folder}", f"seed={seed}", *LOGS[log], f"data.synthetic.rows={rows}"]
-        world += ["train.global_batch=4096", "train.threads_per_rank=1", "train.log_every_steps=100"]
-        for order in range(orders):
-            ordered = [*world, f"ingest.rows_per_group={train_rows // (GROUPS + order)}"]
-            one = test_ne([*ordered, f"run=before{order}", ONE_LANE])
-            pairs.append((one, test_ne([*ordered, f"run=then{order}", *other])))
+    for order in range(given.orders):
+        ordered = [*world, f"ingest.rows_per_group={train_rows // (GROUPS + order)}"]
+        figures = trained(ordered, {f"before{order}": ["train.lanes=1"], f"then{order}": ["train.lanes=64"]})
+        pairs.append([each["ne"] for each in figures.values()])
     before, then = np.mean(pairs, axis=0)
-    return float(before), float(then)
+    return float(then / before - 1)
 
 
 if __name__ == "__main__":

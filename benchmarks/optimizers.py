@@ -220,7 +220,7 @@ def _updates(optimizer: str, exponent: float) -> Callable[[], float]:
     )
     if not spec.fused_on("cpu"):
         tables: list[Any] = [SimpleNamespace(name=f"t{i}", feature_names=[f"t{i}"]) for i in range(TABLES)]
-        RowOptimizer(Kernel(module, tables, fused=True), spec).lr = 0.01
+        RowOptimizer(Kernel(module, tables), spec).lr = 0.01
     weights = np.arange(1, TABLE_ROWS + 1, dtype=np.float64) ** -exponent
     generator, offsets = np.random.default_rng(0), torch.arange(TABLES * BATCH + 1)
     gradient = 1e-4 * torch.randn(BATCH, TABLES * WIDTH)
