@@ -148,6 +148,7 @@ def _crossing(
     # Returns what a sample sends between the hosts of ``group`` and the others, and what modules take.
     from pipeline.planning.step_prediction import Crossing
     from pipeline.towers.assignment import modules_costs
+    from pipeline.towers.layout import peer_pieces
 
     module, dim = layout.towers.module, config.model.embedding_dim
     remote = schema.with_vectors([name for name in layout.features if name not in group.features])
@@ -156,6 +157,9 @@ def _crossing(
     for number, tower in enumerate(layout.towers.towers):
         same = sizes if number in group.towers else others
         same.append(len(tower.features))
+    # All samples but those of the first piece, which has to leave first.
+    peers = len(layout.tower_hosts)
+    beside = 1 - len(peer_pieces(peers)[0]) / peers if peers > 1 else 0.0
     return Crossing(
         ids=sum(1 + profile.sparse[column.name].pooling for column in remote.id_columns),
         own=sum(map(module.vectors, sizes)),
@@ -164,7 +168,7 @@ def _crossing(
         groups=len(layout.tower_hosts),
         modules=modules_costs(module, sizes, dim),
         held=modules_costs(module, others, dim).parameters,
-        beside=layout.beside_exchange,
+        beside=beside,
     )
 
 

@@ -78,14 +78,6 @@ class TowerLayout:
                     names.append(f"{vector} of tower {number}")
         return tuple(names)
 
-    @property
-    def beside_exchange(self) -> float:
-        """The share of the samples whose towers compute while the outputs of others travel."""
-        groups = len(self.tower_hosts)
-        if groups == 1:
-            return 0.0
-        return 1 - len(peer_pieces(groups)[0]) / groups
-
     def tower_ranks(self, group: int) -> list[int]:
         """Return the global ranks of the tower hosts with number ``group``, ascending."""
         ranks: list[int] = []

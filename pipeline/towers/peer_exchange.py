@@ -47,7 +47,9 @@ class PeerExchange:
     """
 
     def __init__(self, group: dist.ProcessGroup, widths: Sequence[int], codecs: QuantizedCommCodecs | None) -> None:
-        self._group, self._widths, self._codecs = group, list(widths), codecs
+        self.widths, self._group = list(widths), group
+        self.outputs_codec = codecs.forward if codecs is not None else None
+        self.gradients_codec = codecs.backward if codecs is not None else None
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         # Gets the bytes sent to each rank, which no collective of ``dist`` sees.
         self.counted: Callable[[Sequence[int], dist.ProcessGroup | None], None] | None = None
@@ -66,18 +68,15 @@ class PeerExchange:
         flight = _Flight(self, len(parts[self.rank]))
         left = []
         for number, steps in enumerate(self.pieces):
-            rows = [parts[peer] for peer in self.ahead(steps)]
+            rows = [parts[peer] for peer in self.ranks_at(steps, ahead=True)]
             outputs = compute(rows[0] if len(rows) == 1 else torch.cat(rows))
             left.append(_Leave.apply(flight, number, outputs))
         return cast(Tensor, _Arrive.apply(flight, compute(parts[self.rank]), *left))
 
-    def ahead(self, steps: range) -> list[int]:
-        """Return the ranks that are so many ``steps`` ahead of this one, in ascending order."""
-        return sorted((self.rank + step) % self.world for step in steps)
-
-    def behind(self, steps: range) -> list[int]:
-        """Return the ranks that are so many ``steps`` behind this one, in ascending order."""
-        return sorted((self.rank - step) % self.world for step in steps)
+    def ranks_at(self, steps: range, *, ahead: bool) -> list[int]:
+        """Return the ranks that are so many ``steps`` ahead of this one around the ring, or behind, in their order."""
+        sign = 1 if ahead else -1
+        return sorted((self.rank + sign * step) % self.world for step in steps)
 
     def start(self, codec: Any, given: Tensor, sends: Mapping[int, int], receives: Mapping[int, int]) -> _InFlight:
         """Start to send ``given``, so many values to each rank of ``sends``, and to take so many from each of others.
@@ -88,9 +87,11 @@ class PeerExchange:
         """
         context = codec.create_context() if codec is not None else None
         given = given.contiguous().view(-1)
+        sent, taken = list(sends.values()), list(receives.values())
         if codec is not None:
             given = codec.encode(given, context)
-        sent, taken = ([_encoded_size(codec, each, context) for each in side.values()] for side in (sends, receives))
+            sent = [codec.calc_quantized_size(count, context) for count in sent]
+            taken = [codec.calc_quantized_size(count, context) for count in taken]
         received = given.new_empty(sum(taken))
         messages: list[tuple[Callable[..., Any], Tensor, int]] = []
         for rank, part in zip(receives, received.split(taken), strict=True):
@@ -108,73 +109,73 @@ class PeerExchange:
         works = dist.batch_isend_irecv(operations) if operations else []
         return _InFlight(works, given, received, codec, context)
 
-    def outputs_codec(self) -> Any:
-        """Return the codec of outputs."""
-        return self._codecs.forward if self._codecs is not None else None
-
-    def gradients_codec(self) -> Any:
-        """Return the codec of their gradients."""
-        return self._codecs.backward if self._codecs is not None else None
-
-    def width_of(self, rank: int) -> int:
-        """Return the values that a sample gets from the towers of ``rank``."""
-        return self._widths[rank]
-
 
 class _Flight:
-    # One exchange there and back. The outputs of a piece go to the ranks ahead and their gradients come from there.
+    # One exchange there and back: what is under way, by piece. The outputs of a piece go to the ranks ahead, and their
+    # gradients come from there.
 
     def __init__(self, exchange: PeerExchange, samples: int) -> None:
-        self._exchange, self._samples = exchange, samples
-        self._there: list[_InFlight] = []
-        self._back: dict[int, _InFlight] = {}
+        self.exchange, self.samples = exchange, samples
+        self.outputs: list[_InFlight] = []
+        self.gradients: dict[int, _InFlight] = {}
 
-    def leave(self, number: int, outputs: Tensor) -> None:
-        exchange, steps = self._exchange, self._exchange.pieces[number]
-        sends = self._counts(exchange.ahead(steps), here=True)
-        receives = self._counts(exchange.behind(steps))
-        self._there.append(exchange.start(exchange.outputs_codec(), outputs, sends, receives))
+    def neighbours(self, number: int) -> tuple[dict[int, int], dict[int, int]]:
+        """Return, by rank, the values of a piece that go ahead or come back, and those that come from behind."""
+        exchange, steps = self.exchange, self.exchange.pieces[number]
+        here = self.samples * exchange.widths[exchange.rank]
+        ahead = dict.fromkeys(exchange.ranks_at(steps, ahead=True), here)
+        behind = {}
+        for rank in exchange.ranks_at(steps, ahead=False):
+            behind[rank] = self.samples * exchange.widths[rank]
+        return ahead, behind
 
-    def arrive(self, own: Tensor) -> Tensor:
-        exchange = self._exchange
-        found = {exchange.rank: _as_sent(exchange.outputs_codec(), own)}
-        for steps, flying in zip(exchange.pieces, self._there, strict=True):
-            ranks = self._counts(exchange.behind(steps))
-            found |= zip(ranks, flying.finish().split(list(ranks.values())), strict=True)
-        self._there = []
-        return torch.cat([found[rank].view(self._samples, -1) for rank in range(exchange.world)], dim=1)
 
-    def return_gradients(self, grad: Tensor) -> Tensor:
-        # Sends the gradients of all outputs to where they were computed, and returns those of this rank's own.
-        exchange = self._exchange
-        columns = grad.split([exchange.width_of(rank) for rank in range(exchange.world)], dim=1)
+class _Leave(torch.autograd.Function):
+    # Sends a piece; its result only says to autograd that ``_Arrive`` depends on it.
+
+    @staticmethod
+    def forward(ctx: Any, flight: _Flight, number: int, outputs: Tensor) -> Tensor:
+        ctx.flight, ctx.number, ctx.shape = flight, number, outputs.shape
+        exchange = flight.exchange
+        ahead, behind = flight.neighbours(number)
+        flight.outputs.append(exchange.start(exchange.outputs_codec, outputs, ahead, behind))
+        return outputs.new_empty(0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, Tensor]:
+        flight: _Flight = ctx.flight
+        grad = flight.gradients.pop(ctx.number).finish().view(ctx.shape)
+        return None, None, _averaged(grad, flight.exchange)
+
+
+class _Arrive(torch.autograd.Function):
+    # Takes in what the other ranks sent, beside this rank's own outputs.
+
+    @staticmethod
+    def forward(ctx: Any, flight: _Flight, own: Tensor, *left: Tensor) -> Tensor:
+        ctx.flight, exchange = flight, flight.exchange
+        found = {exchange.rank: _as_sent(exchange.outputs_codec, own)}
+        for number, flying in enumerate(flight.outputs):
+            _, behind = flight.neighbours(number)
+            found |= zip(behind, flying.finish().split(list(behind.values())), strict=True)
+        flight.outputs = []
+        return torch.cat([found[rank].view(flight.samples, -1) for rank in range(exchange.world)], dim=1)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
+        flight: _Flight = ctx.flight
+        exchange = flight.exchange
+        columns = grads[0].split(exchange.widths, dim=1)
         # What was computed last is differentiated first.
         for number in reversed(range(len(exchange.pieces))):
-            steps = exchange.pieces[number]
-            sends = self._counts(exchange.behind(steps))
-            given = [columns[rank].contiguous().view(-1) for rank in sends]
-            receives = self._counts(exchange.ahead(steps), here=True)
+            ahead, behind = flight.neighbours(number)
+            given = [columns[rank].contiguous().view(-1) for rank in behind]
             values = given[0] if len(given) == 1 else torch.cat(given)
-            self._back[number] = exchange.start(exchange.gradients_codec(), values, sends, receives)
-        own = columns[exchange.rank]
-        return self._divided(_as_sent(exchange.gradients_codec(), own.contiguous())).view_as(own)
-
-    def gradients(self, number: int) -> Tensor:
-        return self._divided(self._back.pop(number).finish())
-
-    def _counts(self, ranks: Sequence[int], *, here: bool = False) -> dict[int, int]:
-        # Returns the values that belong to the samples of one rank, from the towers of each of ``ranks`` or from those
-        # ``here``.
-        exchange = self._exchange
-        return {rank: self._samples * exchange.width_of(exchange.rank if here else rank) for rank in ranks}
-
-    def _divided(self, grad: Tensor) -> Tensor:
-        # As TorchRec's exchanges do, so that gradients are those of the mean over all samples.
-        return grad / self._exchange.world if get_gradient_division() else grad
-
-
-def _encoded_size(codec: Any, count: int, context: Any) -> int:
-    return count if codec is None else int(codec.calc_quantized_size(count, context))
+            flight.gradients[number] = exchange.start(exchange.gradients_codec, values, behind, ahead)
+        own = _averaged(_as_sent(exchange.gradients_codec, columns[exchange.rank]), exchange)
+        return None, own, *[own.new_empty(0) for _ in exchange.pieces]
 
 
 def _as_sent(codec: Any, values: Tensor) -> Tensor:
@@ -185,31 +186,6 @@ def _as_sent(codec: Any, values: Tensor) -> Tensor:
     return cast(Tensor, codec.decode(codec.encode(values.contiguous().view(-1), context), context)).view_as(values)
 
 
-class _Leave(torch.autograd.Function):
-    # Sends a piece; its result only says to autograd that ``_Arrive`` depends on it.
-
-    @staticmethod
-    def forward(ctx: Any, flight: _Flight, number: int, outputs: Tensor) -> Tensor:
-        ctx.flight, ctx.number, ctx.shape = flight, number, outputs.shape
-        flight.leave(number, outputs)
-        return outputs.new_empty(0)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, Tensor]:
-        return None, None, ctx.flight.gradients(ctx.number).view(ctx.shape)
-
-
-class _Arrive(torch.autograd.Function):
-    # Takes in what the other ranks sent, beside this rank's own outputs.
-
-    @staticmethod
-    def forward(ctx: Any, flight: _Flight, own: Tensor, *left: Tensor) -> Tensor:
-        ctx.flight, ctx.pieces = flight, len(left)
-        return flight.arrive(own)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        own = ctx.flight.return_gradients(grads[0])
-        return None, own, *[grads[0].new_empty(0)] * ctx.pieces
+def _averaged(grad: Tensor, exchange: PeerExchange) -> Tensor:
+    # Divides as TorchRec's exchanges do, so that gradients are those of the mean over all samples.
+    return grad / exchange.world if get_gradient_division() else grad

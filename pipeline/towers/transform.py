@@ -9,7 +9,7 @@ hosts, and a group's collectives divide by its ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
@@ -120,7 +120,7 @@ class TowerEmbeddings(nn.Module):
         self._found = layout.vectors
         self.names = tuple(features) if spec.by_feature else self._found
         self._send = KJTAllToAll(groups.peers, key_counts)
-        self._back = PeerExchange(groups.peers, sizes, codecs)
+        self.exchange = PeerExchange(groups.peers, sizes, codecs)
 
     def table_ranks(self, path: str) -> TableRanks:
         """Return the ranks that share this rank's tables and average its towers; ``path`` is this module's."""
@@ -219,7 +219,7 @@ class TowerEmbeddings(nn.Module):
         if len(self.layout.tower_hosts) == 1:
             vectors = self._compress(embeddings)
         else:
-            vectors = self._back(embeddings.split(ids.stride()), self._compress)
+            vectors = self.exchange(embeddings.split(ids.stride()), self._compress)
         return reordered(vectors.unflatten(1, (-1, self.dim)), self._found, self.names)
 
     def _compress(self, embeddings: Tensor) -> Tensor:
@@ -279,10 +279,6 @@ class TowerEmbeddings(nn.Module):
         peer_weights = weights.new_empty(peers * len(weights))
         dist.all_gather_into_tensor(peer_weights, weights, group=self.groups.peers)
         return penalised(embeddings, self.penalty * (peer_weights / peers))
-
-    def count_bytes(self, counted: Callable[[Sequence[int], dist.ProcessGroup | None], None]) -> None:
-        """Have ``counted`` called with the bytes that outputs and their gradients send to each peer."""
-        self._back.counted = counted
 
     def reduce_gradients(self) -> None:
         """Average the gradients of this rank's tower modules over the ranks of its tower hosts only. Collective."""

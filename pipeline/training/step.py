@@ -153,7 +153,7 @@ class StepExecutor:
         # tower's tables do. All others use TorchRec's exchange.
         memory = memory_between(device, settings, self._towers)
         if self._towers is not None:
-            self._towers.count_bytes(self.links.exchanged)
+            self._towers.exchange.counted = self.links.exchanged
         if memory is None:
             return nullcontext
         memory.counted = self.links.exchanged

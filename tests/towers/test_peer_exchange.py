@@ -97,4 +97,4 @@ def test_many_ranks_exchange_in_few_pieces(tmp_path):
 def in_pieces(folder):
     exchange = PeerExchange(dist.group.WORLD, [1] * dist.get_world_size(), None)
     if dist.get_rank() == 0:
-        (folder / "pieces").write_text(str([exchange.ahead(steps) for steps in exchange.pieces]))
+        (folder / "pieces").write_text(str([exchange.ranks_at(steps, ahead=True) for steps in exchange.pieces]))
