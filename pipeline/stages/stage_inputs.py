@@ -157,9 +157,11 @@ def _crossing(
     for number, tower in enumerate(layout.towers.towers):
         same = sizes if number in group.towers else others
         same.append(len(tower.features))
-    # All samples but those of the first piece, which has to leave first.
-    peers = len(layout.tower_hosts)
-    beside = 1 - len(peer_pieces(peers)[0]) / peers if peers > 1 else 0.0
+    peers, beside = len(layout.tower_hosts), 0.0
+    if peers > 1:
+        # Nothing travels while the first piece is computed.
+        steps, begin, end = peer_pieces(peers)[0]
+        beside = 1 - len(steps) * (end - begin) / peers
     return Crossing(
         ids=sum(1 + profile.sparse[column.name].pooling for column in remote.id_columns),
         own=sum(map(module.vectors, sizes)),

@@ -96,13 +96,18 @@ class TowerLayout:
         return [self.tower_ranks(group)[place] for group in range(len(self.tower_hosts))]
 
 
-def peer_pieces(peers: int) -> list[range]:
-    """Divide the other ``peers`` of a rank into pieces that are sent one after the other, by steps around a ring.
+def peer_pieces(peers: int) -> list[tuple[range, float, float]]:
+    """Divide what a rank's other ``peers`` wait for into pieces, which leave one after the other.
 
-    Steps start from the rank itself, so that no rank is sent to by all others at once.
+    Returns:
+        Of each piece (steps, begin, end): the peers so many steps ahead around a ring, which starts from the rank
+        itself so that no rank is sent to by all others at once, and the part of their samples as shares of all.
     """
+    if peers == 2:
+        only = range(1, 2)
+        return [(only, 0.0, 0.5), (only, 0.5, 1.0)]
     pieces = min(MOST_PIECES, peers - 1)
-    return [range(1 + number, peers, pieces) for number in range(pieces)]
+    return [(range(1 + number, peers, pieces), 0.0, 1.0) for number in range(pieces)]
 
 
 def layout_of(towers: Towers, features: Sequence[str], hosts: int, ranks_per_host: int) -> TowerLayout:

@@ -21,6 +21,11 @@ from torchrec.distributed.types import QuantizedCommCodecs
 
 from pipeline.towers.layout import peer_pieces
 
+# Pieces begin at multiples of so many samples, whatever their shares, because int8 encodes so many values together.
+ALIGNED = 32
+# The number of the piece that stays.
+OWN = -1
+
 
 @dataclass
 class _InFlight:
@@ -53,30 +58,25 @@ class PeerExchange:
         self.rank, self.world = dist.get_rank(group), dist.get_world_size(group)
         # Gets the bytes sent to each rank, which no collective of ``dist`` sees.
         self.counted: Callable[[Sequence[int], dist.ProcessGroup | None], None] | None = None
-        self.pieces = peer_pieces(self.world)
 
-    def __call__(self, parts: Sequence[Tensor], compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """Compute the outputs of ``parts``, and return those of all towers for this rank's samples.
+    def __call__(self, inputs: Tensor, samples: int, compute: Callable[[Tensor], Tensor]) -> Tensor:
+        """Compute the towers' outputs, and return those of all towers for this rank's samples.
 
         Args:
-            parts: For each rank of the group, the towers' inputs for its samples, [b, ...].
-            compute: Gives the outputs of rows, [rows, this rank's width]; is called for a few parts at a time.
+            inputs: The towers' inputs for the samples of each rank of the group in turn, [ranks * samples, ...].
+            samples: Of each rank.
+            compute: Gives the outputs of rows, [rows, this rank's width]; is called for a few of them at a time.
 
         Returns:
-            [b, sum of ``widths``], by rank.
+            [samples, sum of ``widths``], by rank.
         """
-        flight = _Flight(self, len(parts[self.rank]))
-        left = []
-        for number, steps in enumerate(self.pieces):
-            rows = [parts[peer] for peer in self.ranks_at(steps, ahead=True)]
+        flight, left = _Flight(self, samples), []
+        parts = flight.divide(inputs)
+        for number in range(len(flight.pieces)):
+            rows = [parts[number, rank] for rank in flight.ahead(number)]
             outputs = compute(rows[0] if len(rows) == 1 else torch.cat(rows))
             left.append(_Leave.apply(flight, number, outputs))
-        return cast(Tensor, _Arrive.apply(flight, compute(parts[self.rank]), *left))
-
-    def ranks_at(self, steps: range, *, ahead: bool) -> list[int]:
-        """Return the ranks that are so many ``steps`` ahead of this one around the ring, or behind, in their order."""
-        sign = 1 if ahead else -1
-        return sorted((self.rank + sign * step) % self.world for step in steps)
+        return cast(Tensor, _Arrive.apply(flight, compute(parts[OWN, self.rank]), *left))
 
     def start(self, codec: Any, given: Tensor, sends: Mapping[int, int], receives: Mapping[int, int]) -> _InFlight:
         """Start to send ``given``, so many values to each rank of ``sends``, and to take so many from each of others.
@@ -111,23 +111,47 @@ class PeerExchange:
 
 
 class _Flight:
-    # One exchange there and back: what is under way, by piece. The outputs of a piece go to the ranks ahead, and their
-    # gradients come from there.
+    # One exchange there and back. The outputs of a piece go to the ranks ahead, and their gradients come from there.
 
     def __init__(self, exchange: PeerExchange, samples: int) -> None:
         self.exchange, self.samples = exchange, samples
+        # By piece: the steps around the ring, and the rows of each rank's samples.
+        self.pieces: list[tuple[range, slice]] = []
+        for steps, begin, end in peer_pieces(exchange.world):
+            low, high = (int(share * samples) // ALIGNED * ALIGNED for share in (begin, end))
+            rows = slice(low, samples if end == 1 else high)
+            # All ranks have equally many samples, so they leave out the same pieces.
+            if rows.start < rows.stop:
+                self.pieces.append((steps, rows))
         self.outputs: list[_InFlight] = []
         self.gradients: dict[int, _InFlight] = {}
 
-    def neighbours(self, number: int) -> tuple[dict[int, int], dict[int, int]]:
-        """Return, by rank, the values of a piece that go ahead or come back, and those that come from behind."""
-        exchange, steps = self.exchange, self.exchange.pieces[number]
-        here = self.samples * exchange.widths[exchange.rank]
-        ahead = dict.fromkeys(exchange.ranks_at(steps, ahead=True), here)
-        behind = {}
-        for rank in exchange.ranks_at(steps, ahead=False):
-            behind[rank] = self.samples * exchange.widths[rank]
-        return ahead, behind
+    def divide(self, inputs: Tensor) -> dict[tuple[int, int], Tensor]:
+        """Split the rows of ``inputs`` by piece and rank; this rank's own are piece ``OWN``."""
+        exchange = self.exchange
+        sizes = {}
+        for rank in range(exchange.world):
+            step = (rank - exchange.rank) % exchange.world
+            for number, (steps, rows) in enumerate(self.pieces):
+                if step in steps:
+                    sizes[number, rank] = rows.stop - rows.start
+            if step == 0:
+                sizes[OWN, rank] = self.samples
+        return dict(zip(sizes, inputs.split(list(sizes.values())), strict=True))
+
+    def ahead(self, number: int) -> dict[int, int]:
+        """Return, by rank, the values of this rank's towers in a piece, which go there and come back."""
+        exchange, (steps, rows) = self.exchange, self.pieces[number]
+        ranks = sorted((exchange.rank + step) % exchange.world for step in steps)
+        return dict.fromkeys(ranks, (rows.stop - rows.start) * exchange.widths[exchange.rank])
+
+    def behind(self, number: int) -> dict[int, int]:
+        """Return, by rank, the values of a piece that come from there, and whose gradients go back."""
+        exchange, (steps, rows) = self.exchange, self.pieces[number]
+        values = {}
+        for rank in sorted((exchange.rank - step) % exchange.world for step in steps):
+            values[rank] = (rows.stop - rows.start) * exchange.widths[rank]
+        return values
 
 
 class _Leave(torch.autograd.Function):
@@ -136,9 +160,8 @@ class _Leave(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, flight: _Flight, number: int, outputs: Tensor) -> Tensor:
         ctx.flight, ctx.number, ctx.shape = flight, number, outputs.shape
-        exchange = flight.exchange
-        ahead, behind = flight.neighbours(number)
-        flight.outputs.append(exchange.start(exchange.outputs_codec, outputs, ahead, behind))
+        sends, receives = flight.ahead(number), flight.behind(number)
+        flight.outputs.append(flight.exchange.start(flight.exchange.outputs_codec, outputs, sends, receives))
         return outputs.new_empty(0)
 
     @staticmethod
@@ -155,12 +178,16 @@ class _Arrive(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, flight: _Flight, own: Tensor, *left: Tensor) -> Tensor:
         ctx.flight, exchange = flight, flight.exchange
-        found = {exchange.rank: _as_sent(exchange.outputs_codec, own)}
-        for number, flying in enumerate(flight.outputs):
-            _, behind = flight.neighbours(number)
-            found |= zip(behind, flying.finish().split(list(behind.values())), strict=True)
+        result = own.new_empty(flight.samples, sum(exchange.widths), dtype=torch.float32)
+        columns = result.split(exchange.widths, dim=1)
+        columns[exchange.rank].copy_(_as_sent(exchange.outputs_codec, own))
+        for number, ((_, rows), flying) in enumerate(zip(flight.pieces, flight.outputs, strict=True)):
+            behind = flight.behind(number)
+            for rank, values in zip(behind, flying.finish().split(list(behind.values())), strict=True):
+                into = columns[rank][rows]
+                into.copy_(values.view_as(into))
         flight.outputs = []
-        return torch.cat([found[rank].view(flight.samples, -1) for rank in range(exchange.world)], dim=1)
+        return result
 
     @staticmethod
     @once_differentiable
@@ -169,13 +196,13 @@ class _Arrive(torch.autograd.Function):
         exchange = flight.exchange
         columns = grads[0].split(exchange.widths, dim=1)
         # What was computed last is differentiated first.
-        for number in reversed(range(len(exchange.pieces))):
-            ahead, behind = flight.neighbours(number)
-            given = [columns[rank].contiguous().view(-1) for rank in behind]
+        for number in reversed(range(len(flight.pieces))):
+            sends, receives, rows = flight.behind(number), flight.ahead(number), flight.pieces[number][1]
+            given = [columns[rank][rows].contiguous().view(-1) for rank in sends]
             values = given[0] if len(given) == 1 else torch.cat(given)
-            flight.gradients[number] = exchange.start(exchange.gradients_codec, values, behind, ahead)
+            flight.gradients[number] = exchange.start(exchange.gradients_codec, values, sends, receives)
         own = _averaged(_as_sent(exchange.gradients_codec, columns[exchange.rank]), exchange)
-        return None, own, *[own.new_empty(0) for _ in exchange.pieces]
+        return None, own, *[own.new_empty(0) for _ in flight.pieces]
 
 
 def _as_sent(codec: Any, values: Tensor) -> Tensor:

@@ -219,7 +219,7 @@ class TowerEmbeddings(nn.Module):
         if len(self.layout.tower_hosts) == 1:
             vectors = self._compress(embeddings)
         else:
-            vectors = self.exchange(embeddings.split(ids.stride()), self._compress)
+            vectors = self.exchange(embeddings, ids.stride(), self._compress)
         return reordered(vectors.unflatten(1, (-1, self.dim)), self._found, self.names)
 
     def _compress(self, embeddings: Tensor) -> Tensor:
