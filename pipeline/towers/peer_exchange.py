@@ -78,6 +78,10 @@ class PeerExchange:
             left.append(_Leave.apply(flight, number, outputs))
         return cast(Tensor, _Arrive.apply(flight, compute(parts[OWN, self.rank]), *left))
 
+    def gradients_by(self) -> int:
+        """Return what gradients are divided by, as in TorchRec's exchanges, to be those of the mean of all samples."""
+        return self.world if get_gradient_division() else 1
+
     def start(self, codec: Any, given: Tensor, sends: Mapping[int, int], receives: Mapping[int, int]) -> _InFlight:
         """Start to send ``given``, so many values to each rank of ``sends``, and to take so many from each of others.
 
@@ -169,7 +173,8 @@ class _Leave(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, Tensor]:
         flight: _Flight = ctx.flight
         grad = flight.gradients.pop(ctx.number).finish().view(ctx.shape)
-        return None, None, _averaged(grad, flight.exchange)
+        # In place, because the memory is this piece's alone.
+        return None, None, grad.div_(flight.exchange.gradients_by())
 
 
 class _Arrive(torch.autograd.Function):
@@ -201,7 +206,7 @@ class _Arrive(torch.autograd.Function):
             given = [columns[rank][rows].contiguous().view(-1) for rank in sends]
             values = given[0] if len(given) == 1 else torch.cat(given)
             flight.gradients[number] = exchange.start(exchange.gradients_codec, values, sends, receives)
-        own = _averaged(_as_sent(exchange.gradients_codec, columns[exchange.rank]), exchange)
+        own = _as_sent(exchange.gradients_codec, columns[exchange.rank]) / exchange.gradients_by()
         return None, own, *[own.new_empty(0) for _ in flight.pieces]
 
 
@@ -211,8 +216,3 @@ def _as_sent(codec: Any, values: Tensor) -> Tensor:
         return values
     context = codec.create_context()
     return cast(Tensor, codec.decode(codec.encode(values.contiguous().view(-1), context), context)).view_as(values)
-
-
-def _averaged(grad: Tensor, exchange: PeerExchange) -> Tensor:
-    # Divides as TorchRec's exchanges do, so that gradients are those of the mean over all samples.
-    return grad / exchange.world if get_gradient_division() else grad
