@@ -6,6 +6,7 @@ rows that the model does not have are left out. The position in the data starts 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -74,7 +75,8 @@ def warm_start(
         if tables_only:
             lines.append("dense parameters and their optimizer keep their initial values")
         else:
-            _check_order(store, artifact, order or {}, rename or {})
+            former = read_state(store, artifact)["train"].get("order", {})
+            check_order(former, order or {}, artifact.path, rename, "checkpoint.init_tables_only=true")
             lines.extend(_load_dense(store, artifact, target, partly, towers or {}))
 
     retry_on_all_ranks(f"starting from {artifact.path}", read)
@@ -155,11 +157,26 @@ def _describe_tables(
     return lines
 
 
-def _check_order(store: Store, artifact: Artifact, order: dict[str, list[str]], rename: dict[str, str]) -> None:
-    # The model's layers identify features by position, so a new feature may only take the place of one that is gone.
-    former_order = read_state(store, artifact)["train"].get("order", {})
+def check_order(
+    former: Mapping[str, list[str]],
+    order: Mapping[str, list[str]],
+    path: str,
+    rename: Mapping[str, str] | None = None,
+    instead: str = "the dataset made anew with it (force=true)",
+) -> None:
+    """Raise ConfigError if features are in another order than those of the checkpoint at ``path``.
+
+    The model's layers identify features by position, so a new feature may only take the place of one that is gone.
+
+    Args:
+        former: The order that the checkpoint records, as in TrainState.
+        order: That of the model, in the same form.
+        rename: {table of the checkpoint: table of the model}.
+        instead: What helps besides another order, for the hint.
+    """
+    names = rename or {}
     for group, now in order.items():
-        then = [rename.get(name, name) for name in former_order.get(group, now)]
+        then = [names.get(name, name) for name in former.get(group, now)]
         # Layers for another number of features have other shapes, which ``restore_dense`` reports.
         if len(then) != len(now):
             continue
@@ -169,9 +186,9 @@ def _check_order(store: Store, artifact: Artifact, order: dict[str, list[str]], 
         added = iter([name for name in now if name not in then])
         wanted = [name if name in now else next(added) for name in then]
         raise ConfigError(
-            f"data.{group} has the features of checkpoint {artifact.path} in another order: feature {moved[0] + 1} was "
+            f"data.{group} has the features of checkpoint {path} in another order: feature {moved[0] + 1} was "
             f"{then[moved[0]]!r}, is {now[moved[0]]!r}, and the dense part tells them apart by their places",
-            hint=f"data.{group} in the order {', '.join(wanted)}, or checkpoint.init_tables_only=true",
+            hint=f"data.{group} in the order {', '.join(wanted)}, or {instead}",
         )
 
 

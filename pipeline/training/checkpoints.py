@@ -18,7 +18,7 @@ from pipeline.checkpoint.fault_points import OnPoint, ignore
 from pipeline.checkpoint.index import name_of
 from pipeline.checkpoint.reader import RestoreTarget, restore
 from pipeline.checkpoint.train_state import TrainState
-from pipeline.checkpoint.warm import warm_start
+from pipeline.checkpoint.warm import check_order, warm_start
 from pipeline.config.plan import PartitionConfig
 from pipeline.core.errors import ArtifactError, LaunchError
 from pipeline.embeddings.row_access import reset_rows
@@ -144,6 +144,7 @@ class Checkpoints:
                 f"the model's: {_features_text(executor.tower_features)}",
                 hint="the partition settings it was trained with, or force=true",
             )
+        check_order(state.order, executor.feature_order, self.newest or "")
         saved_config = run_on_rank0(
             f"reading {self.newest}", lambda: self.checkpointer.store.get(self.newest, "train").config
         )

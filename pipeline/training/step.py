@@ -26,7 +26,6 @@ from torchrec.distributed.train_pipeline import (
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
-from pipeline.config.sequences import event_feature
 from pipeline.config.train import TrainConfig
 from pipeline.core.errors import ConfigError
 from pipeline.core.units import MIB
@@ -44,7 +43,7 @@ from pipeline.towers.links import Links
 from pipeline.towers.transform import Sent, TowerEmbeddings
 from pipeline.training.batches import Batch
 from pipeline.training.distributed import seed_step, workers_of
-from pipeline.training.model import TOWERS, Output, Sharded, assemble
+from pipeline.training.model import TOWERS, Output, Sharded, assemble, feature_order
 from pipeline.training.optimizer import AVERAGE, COUNT, Average, Optimizers
 from pipeline.training.profiling import Speed
 from pipeline.training.settings import ModelSettings
@@ -97,7 +96,10 @@ class StepExecutor:
         self.model, self.rows, self._towers = sharded.model, sharded.rows, sharded.towers
         self.dense_part, self.row_store = sharded.dense_part, row_store
         self._model_config, self._average_used = settings.model, settings.train.average.use
-        self._sequences = schema.sequences
+        # Checkpoints record it: layers identify features by position.
+        self.feature_order = feature_order(schema)
+        if self.dense_part.inputs is None:
+            self.feature_order["dense"] = []
         self.rows.initialise(settings.seed)
         if device.type == "cpu":
             # Rows are read at random, so with pages of 4 KiB each row would cost a TLB miss.
@@ -234,26 +236,6 @@ class StepExecutor:
         if self._towers is None:
             return {}
         return self._towers.layout.towers.module.to_json()
-
-    @property
-    def feature_order(self) -> dict[str, list[str]]:
-        """Return the features by group of ``data``, in the order in which the model takes them.
-
-        Checkpoints record it: layers identify features by position, so a warm start refuses another order.
-        """
-        dense: list[str] = []
-        if self.dense_part.inputs is not None:
-            dense = list(self.dense_part.inputs.dense)
-        order = {"dense": dense, "sparse": list(self.dense_part.tables)}
-        if self._sequences:
-            order["sequences"] = [sequence.name for sequence in self._sequences]
-        for sequence in self._sequences:
-            # The embeddings of an event's features lie side by side.
-            start = event_feature(sequence.name, "")
-            order[f"sequences.{sequence.name}.features"] = [
-                column.name.removeprefix(start) for column in sequence.columns
-            ]
-        return order
 
     def gather(self) -> None:
         """Collect on rank 0 what other ranks trained or keep: tower modules and optimizer state. Collective."""
