@@ -76,7 +76,7 @@ def warm_start(
             lines.append("dense parameters and their optimizer keep their initial values")
         else:
             former = read_state(store, artifact)["train"].get("order", {})
-            check_order(former, order or {}, artifact.path, rename, "checkpoint.init_tables_only=true")
+            check_order(former, order or {}, artifact.path, rename, ", or checkpoint.init_tables_only=true")
             lines.extend(_load_dense(store, artifact, target, partly, towers or {}))
 
     retry_on_all_ranks(f"starting from {artifact.path}", read)
@@ -162,7 +162,7 @@ def check_order(
     order: Mapping[str, list[str]],
     path: str,
     rename: Mapping[str, str] | None = None,
-    instead: str = "the dataset made anew with it (force=true)",
+    remedy: str = ", and nightjar ingest force=true, which makes the dataset anew",
 ) -> None:
     """Raise ConfigError if features are in another order than those of the checkpoint at ``path``.
 
@@ -172,7 +172,7 @@ def check_order(
         former: The order that the checkpoint records, as in TrainState.
         order: That of the model, in the same form.
         rename: {table of the checkpoint: table of the model}.
-        instead: What helps besides another order, for the hint.
+        remedy: The end of the hint, after the order that the checkpoint needs.
     """
     names = rename or {}
     for group, now in order.items():
@@ -188,7 +188,7 @@ def check_order(
         raise ConfigError(
             f"data.{group} has the features of checkpoint {path} in another order: feature {moved[0] + 1} was "
             f"{then[moved[0]]!r}, is {now[moved[0]]!r}, and the dense part tells them apart by their places",
-            hint=f"data.{group} in the order {', '.join(wanted)}, or {instead}",
+            hint=f"data.{group} in the order {', '.join(wanted)}{remedy}",
         )
 
 

@@ -17,7 +17,7 @@ class Interaction:
 
     Each feature's mean over the batch is subtracted first: it is the feature's own effect, and all features share its
     direction. The magnitude is taken before the mean, in which interactions of opposite signs would cancel: the paper's
-    mean cosine cannot distinguish planted blocks from chance (``bench-partition --signed`` measures both). A sample
+    mean cosine, ``signed``, cannot distinguish planted blocks from chance. A sample
     counts for the pairs of which it has both features: the embedding of an empty multi-valued one is zero.
     """
 

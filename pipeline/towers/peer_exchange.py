@@ -78,7 +78,7 @@ class PeerExchange:
             left.append(_Leave.apply(flight, number, outputs))
         return cast(Tensor, _Arrive.apply(flight, compute(parts[OWN, self.rank]), *left))
 
-    def gradients_by(self) -> int:
+    def gradient_divisor(self) -> int:
         """Return what gradients are divided by, as in TorchRec's exchanges, to be those of the mean of all samples."""
         return self.world if get_gradient_division() else 1
 
@@ -174,7 +174,7 @@ class _Leave(torch.autograd.Function):
         flight: _Flight = ctx.flight
         grad = flight.gradients.pop(ctx.number).finish().view(ctx.shape)
         # In place, because the memory is this piece's alone.
-        return None, None, grad.div_(flight.exchange.gradients_by())
+        return None, None, grad.div_(flight.exchange.gradient_divisor())
 
 
 class _Arrive(torch.autograd.Function):
@@ -206,7 +206,7 @@ class _Arrive(torch.autograd.Function):
             given = [columns[rank][rows].contiguous().view(-1) for rank in sends]
             values = given[0] if len(given) == 1 else torch.cat(given)
             flight.gradients[number] = exchange.start(exchange.gradients_codec, values, sends, receives)
-        own = _as_sent(exchange.gradients_codec, columns[exchange.rank]) / exchange.gradients_by()
+        own = _as_sent(exchange.gradients_codec, columns[exchange.rank]) / exchange.gradient_divisor()
         return None, own, *[own.new_empty(0) for _ in flight.pieces]
 
 

@@ -47,13 +47,11 @@ def probe(
     store: Store,
     dataset: Artifact,
     checkpoint: Artifact | None,
-    also: Interaction | None = None,
 ) -> tuple[Matrix, str]:
     """Measure interactions [F, F] of the dataset's sparse features and sequences, in order, and name their source.
 
-    ``checkpoint``: compares its tables; None trains ``partition.probe_steps`` steps. ``also``: another measure, of the
-    same embeddings. Raises ConfigError for a checkpoint of another dataset or embedding dimension, and GuardError where
-    the probe diverged.
+    ``checkpoint``: compares its tables; None trains ``partition.probe_steps`` steps. Raises
+    ConfigError for a checkpoint of another dataset or embedding dimension, and GuardError where the probe diverged.
     """
     # A probe inside a training or a test must leave their process group as it is.
     alone, outside = one_process_settings(settings), dist.is_initialized()
@@ -80,20 +78,17 @@ def probe(
             batches = fold_rows(reader, limit)
             for _ in range(steps):
                 trainer.step(batches)
-            measures = [Interaction(len(schema.vectors))]
-            if also is not None:
-                measures.append(also)
+            measure = Interaction(len(schema.vectors))
             model = trainer.finished()
             with torch.no_grad():
                 for shown in islice(batches, LOOKED_AT):
                     model(shown.to(device))
                     real = shown.weights > 0
-                    for measure in measures:
-                        measure.add(trainer.dense_part.embeddings[real])
+                    measure.add(trainer.dense_part.embeddings[real])
     finally:
         if not outside:
             dist.destroy_process_group()
-    interactions = measures[0].matrix()
+    interactions = measure.matrix()
     if not np.isfinite(interactions).all():
         raise GuardError(
             f"{source} left embeddings that are not finite: features cannot be compared",
