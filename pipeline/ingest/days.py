@@ -306,6 +306,15 @@ def replaced(store: Store, data: DataConfig, key: str) -> Artifact | None:
     return dataset
 
 
+def days_read(data: DataConfig) -> list[date | None]:
+    """Return the days of ``data.day`` whose logs are read separately; [None] where one log is read for all of them."""
+    # Of a table, the rows of a day are read from what may hold them.
+    separate = data.has_file_per_day or data.format == "synthetic" or data.connector is not None
+    if data.days and separate:
+        return [*data.days]
+    return [None]
+
+
 def day_rule(data: DataConfig, day: date | None, named: Sequence[date] = ()) -> DayRule | None:
     """Return the rule for rows of other days: in files of one day ``data.late`` decides, else they are left out.
 

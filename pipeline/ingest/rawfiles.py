@@ -150,7 +150,8 @@ def fingerprint(url: str, columns: Collection[str] = ()) -> str:
         for folder in sorted(folders):
             if "=" in folder and folder.partition("=")[0] in columns:
                 words.append(folder)
-        digest.update(("|".join(words) + "\n").encode())
+        # Bytes of a name that are not UTF-8 are lone surrogates in Python.
+        digest.update(("|".join(words) + "\n").encode(errors="surrogateescape"))
     return digest.hexdigest()[:32]
 
 
