@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.config.data import DAY_FIELD, DataConfig
 from pipeline.core.errors import DataError
-from pipeline.ingest.formats import format_named
+from pipeline.ingest.formats import FORMATS
 from pipeline.ingest.parse import DayRule
 from pipeline.ingest.rawfiles import LogFiles, files_at, find_files, fingerprint, missing_partitions, opened
 from pipeline.ingest.schema_of_config import data_spec
@@ -65,7 +65,6 @@ class DayState:
 
     @property
     def complete(self) -> bool:
-        """Whether the day can be ingested."""
         return not self.missing
 
 
@@ -165,7 +164,7 @@ def _lacks(data: DataConfig, day: date, now: float | None, delivery: Delivery) -
 
 def counted_rows(data: DataConfig, files: LogFiles, enough: int) -> int:
     """Count the rows of ``files`` as they were delivered, until there are ``enough``."""
-    kind, rows = format_named(data.format), 0
+    kind, rows = FORMATS[data.format], 0
     for path, label in zip(files.paths, files.labels, strict=True):
         # Columnar files compress their own pages.
         packed = path if kind.by_line else ""

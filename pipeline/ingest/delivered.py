@@ -183,7 +183,7 @@ def _path(mark: str, folders: Sequence[str] | None = None) -> str:
 
 
 def _digest(text: str) -> str:
-    # Bytes of a folder's name that are not UTF-8 are lone surrogates in Python.
+    # Names of folders need not be UTF-8, and the other bytes are lone surrogates in Python.
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
 
 

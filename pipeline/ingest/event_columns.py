@@ -33,14 +33,12 @@ class Lengths:
         self.left_out = 0
 
     def add(self, lists: pl.Series, left_out: int) -> None:
-        """Count rows with these lists of ids."""
         new = Lengths()
         new.rows = np.bincount(lists.list.len().fill_null(0).to_numpy()).astype(np.int64)
         new.left_out = left_out
         self.merge(new)
 
     def merge(self, other: Lengths) -> None:
-        """Add the counts of ``other``."""
         # Pad to the longer of both, because the longest list is not known in advance.
         size = max(len(other.rows), len(self.rows))
         self.rows = np.pad(self.rows, (0, size - len(self.rows))) + np.pad(other.rows, (0, size - len(other.rows)))

@@ -52,7 +52,6 @@ class Keeper:
         self._parts = 0
 
     def add(self, events: pl.DataFrame) -> None:
-        """Add events of some rows, in their order."""
         if self.active:
             self._waiting.append(events.filter("counts").select(*event_schema(self.plan)))
         if sum(frame.height for frame in self._waiting) >= _PART_ROWS:
@@ -186,7 +185,6 @@ class EventRanges:
 
     @property
     def lengths(self) -> np.ndarray:
-        """How many events each row has."""
         return self.last - self.first
 
 
@@ -287,14 +285,12 @@ class RowHistories:
         self._waiting_events = 0
 
     def add(self, rows: pl.DataFrame) -> None:
-        """Add rows: ``place`` and history."""
         self._waiting.append(rows)
         self._waiting_events += int(rows[self.plan.name].list.len().sum())
         if self._waiting_events >= _WAITING_EVENTS:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
         if not self._waiting:
             return
         rows = pl.concat(self._waiting).sort("place")

@@ -105,7 +105,7 @@ def event_key_columns(
     if text is None:
         # The column holds lists: no row has a key.
         text = nulls(pl.String, raw.height)
-    rejected.add(absent_in(text, spec).to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
+    rejected.add(absent_in(text, spec).to_numpy(), f"{column} is missing", column=column)
     key, check = hash_event_keys(text.fill_null(""))
     own = clicked > 0
     if CLICKED_LATER in raw.columns:
@@ -144,7 +144,7 @@ def ids_of(
         return [as_bits(number).alias(f"hash:{feature.name}"), shown.alias(f"id:{feature.name}")]
     if text is None:
         kind = f"{feature.column} is a list; data.sparse.{feature.name}.holds=list makes it multi-valued"
-        rejected.add(np.ones(len(values), bool), kind, lambda _: kind, feature.column)
+        rejected.add(np.ones(len(values), bool), kind, column=feature.column)
         text = nulls(pl.String, len(values))
     hashes = hash_ids(text, feature.seed, spec.missing)
     return [hashes.alias(f"hash:{feature.name}"), text.alias(f"id:{feature.name}")]
@@ -159,7 +159,7 @@ def check_ids(columns: list[pl.Series], feature: SparseSpec, rejected: RejectedR
         missing = hashes.is_null()
         if feature.multi:
             missing = hashes.list.len().fill_null(0) == 0
-        rejected.add(missing.to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
+        rejected.add(missing.to_numpy(), f"{column} is missing", column=column)
     if feature.integer:
         flat = ids.to_frame("id").with_row_index("row")
         # A single missing value has no hash but still its text. Lists have lost such elements already.
@@ -374,7 +374,7 @@ def cross_text(
             parts[f"{place}"] = text.zip_with(~absent_in(text, spec), nulls(pl.String, len(text)))
         else:
             kind = f"{column} is a list; of data.sparse.{feature.name}.cross only the first may be, by holds=list"
-            rejected.add(np.ones(raw.height, bool), kind, lambda _, kind=kind: kind, column)  # type: ignore[misc]
+            rejected.add(np.ones(raw.height, bool), kind, column=column)
             parts[f"{place}"] = nulls(pl.String, raw.height)
     frame = pl.DataFrame(parts)
     # The result is null if any part is.

@@ -26,13 +26,13 @@ from pipeline.ingest.values import (
     Reject,
     RejectedRows,
     by_halves,
-    equals,
     is_of_rows,
     not_read,
     number_of,
     plain_numbers,
     shown,
     text_of,
+    two_classes,
 )
 from pipeline.records.dataset import LABEL, TRUE_PROBABILITY
 
@@ -224,7 +224,7 @@ def _split_times(
         # The day of another column does not replace a time that cannot be read, or the row would silently get its
         # midnight. Eight digits may be seconds or a date, so of numbers only a missing one is rejected.
         if values.dtype.is_numeric():
-            rejected.add(values.is_null().to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
+            rejected.add(values.is_null().to_numpy(), f"{column} is missing", column=column)
         else:
             day = day_of(values, text, timestamp=True, rejected=rejected, zone=zone, form=form).cast(pl.Int64)
     seconds = seconds_of_rows(values, text, zone, form)
@@ -287,7 +287,7 @@ def _check_values(values: pl.Series, feature: DenseSpec, rejected: RejectedRows)
     # Rejects rows whose value is missing or out of range, where the schema does not allow that.
     column = feature.column
     if feature.required:
-        rejected.add(values.is_null().to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
+        rejected.add(values.is_null().to_numpy(), f"{column} is missing", column=column)
     if feature.bounds is not None:
         low, high = feature.bounds
         outside = ((values < low) | (values > high)).fill_null(False).to_numpy()
@@ -300,15 +300,8 @@ def _check_values(values: pl.Series, feature: DenseSpec, rejected: RejectedRows)
 
 
 def _label(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: RejectedRows) -> pl.Series:
-    values, text = raw[spec.label], texts.get(spec.label)
-    if text is None:
-        # A list is no label, so the quarantine shows its text.
-        text = values.cast(pl.List(pl.String)).list.join(",")
-    if values.dtype.is_numeric():
-        # Compare by value, because a column of numbers may hold 1 as 1.0.
-        positive, negative = equals(values, spec.positive), equals(values, spec.negative)
-    else:
-        positive, negative = (text == spec.positive).fill_null(False), (text == spec.negative).fill_null(False)
+    values = raw[spec.label]
+    positive, negative, text = two_classes(values, texts.get(spec.label), spec.positive, spec.negative)
     bad = ~(positive | negative)
     expected = f"expected {spec.positive!r} or {spec.negative!r}"
     rejected.add(

@@ -161,7 +161,6 @@ class LabelLeakCounts:
 
     @property
     def enough(self) -> bool:
-        """Whether LEAK_ROWS were counted."""
         return self.rows >= LEAK_ROWS
 
     def auc(self, feature: str) -> float:

@@ -328,7 +328,6 @@ class EventDigest:
         self.rows = self.total = 0
 
     def add(self, events: pl.DataFrame) -> None:
-        """Add events."""
         # The sum of a hash of each event does not depend on their order. All numbers wrap at 64 bits.
         mixed = events["key"].to_numpy() * np.uint64(0x9E3779B97F4A7C15) ^ events["check"].to_numpy()
         mixed = (mixed ^ events["day"].to_numpy().astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)

@@ -125,7 +125,6 @@ class Partial:
                 self.prepared[dense.name].merge(quantised_moments(_filtered(frame, dense, rows), dense))
 
     def merge(self, other: Partial) -> None:
-        """Add the counts of ``other``."""
         self.rows += other.rows
         self.positives += other.positives
         for name, moments in self.raw.items():
@@ -188,12 +187,10 @@ class Tally:
     positives: int = 0
 
     def add(self, labels: pl.Series) -> None:
-        """Count rows with these ``labels``."""
         self.rows += len(labels)
         self.positives += int(labels.sum())
 
     def merge(self, other: Tally) -> None:
-        """Add the counts of ``other``."""
         self.rows += other.rows
         self.positives += other.positives
 
@@ -379,7 +376,6 @@ class SplitCounts:
         return parts
 
     def without_counts(self) -> SplitCounts:
-        """Return everything except the counts of ids."""
         part = copy.copy(self)
         part.train, part.days = self.train.without_counts(), {}
         for day, counted in self.days.items():
@@ -398,13 +394,11 @@ class SplitCounts:
 
     @property
     def rows(self) -> dict[str, int]:
-        """Rows per split."""
         held = sum(day.train.rows + day.validation.rows for day in self.days.values())
         return self._by_split(self.train.rows, self.validation.rows, self.tested.rows + held)
 
     @property
     def positives(self) -> dict[str, int]:
-        """Clicks per split."""
         held = sum(day.train.positives + day.validation.positives for day in self.days.values())
         return self._by_split(self.train.positives, self.validation.positives, self.tested.positives + held)
 

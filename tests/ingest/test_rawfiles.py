@@ -8,6 +8,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from pipeline.config import SparseFeature
 from pipeline.core.errors import DataError
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.stage import raw_fingerprint
@@ -165,6 +166,9 @@ def test_names_of_files_need_not_be_utf8(run_ingest, tmp_path):
         marks.add(raw_fingerprint(config.data))
         dataset = run_ingest(config)
         assert dataset.summary["rows"] == 101
-        assert [line["file"] for line in dataset.quarantine] == ["a?.csv"]
+        assert [line["file"] for line in dataset.quarantine] == [f"a\\udc{name[1]:x}.csv"]
         assert "checksum" in dataset.json("sources.json")
+        with pytest.raises(DataError) as told:
+            run_ingest(csv_config(folder, sparse={"d": SparseFeature()}))
+        assert str(told.value).encode()  # as pages and logs write it
     assert len(marks) == 2

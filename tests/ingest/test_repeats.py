@@ -367,6 +367,7 @@ def nights_pair(tmp_path):
         ({"dedupe": DedupeConfig()}, "data.label.window_days is 2, but data.dedupe.key is null"),
         ({"label": LabelConfig(window_days=2, late_path="clicks.csv")}, "data.label.late_path has no {day}"),
         ({"label": LabelConfig(late_path="{day}.csv")}, "late_path is set, but data.label.window_days is 0"),
+        ({"format": "synthetic"}, "late_path is set, but .* data.format=synthetic is no format of files"),
     ],
 )
 def test_settings_that_cannot_act_are_refused(tmp_path, changes, message):
