@@ -244,7 +244,7 @@ def cut_histories(events: pl.DataFrame, plan: HistoryPlan) -> Iterator[pl.DataFr
         first, lengths = ranges.first[rows], ranges.lengths[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         index = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], lengths)
-        yield pl.DataFrame([pl.Series("place", places[rows]), as_lists(structs.gather(index), offsets)])
+        yield pl.DataFrame([pl.Series("place", places[rows]), as_lists(structs.gather(index), lengths)])
 
 
 class HistoryBuilder:

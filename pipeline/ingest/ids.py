@@ -216,14 +216,13 @@ def _multi(
         # Cut after missing ids were left out, so that they do not count.
         flat = flat.filter(pl.int_range(pl.len()).over("row") < feature.max_ids)
     flat = crossed(flat, beside)
-    ends = np.cumsum(np.bincount(flat["row"].to_numpy(), minlength=len(values)))
-    offsets = np.concatenate([[0], ends])
+    lengths = np.bincount(flat["row"].to_numpy(), minlength=len(values))
     result = [
-        as_lists(hash_ids(flat["id"], feature.seed), offsets).alias(f"hash:{feature.name}"),
-        as_lists(flat["id"], offsets).alias(f"id:{feature.name}"),
+        as_lists(hash_ids(flat["id"], feature.seed), lengths).alias(f"hash:{feature.name}"),
+        as_lists(flat["id"], lengths).alias(f"id:{feature.name}"),
     ]
     if feature.weighted:
-        result.append(as_lists(flat["weight"], offsets).alias(f"weight:{feature.name}"))
+        result.append(as_lists(flat["weight"], lengths).alias(f"weight:{feature.name}"))
     return result
 
 
@@ -302,10 +301,9 @@ def as_text(values: pl.Series) -> pl.Series:
         return strings_of(values)
     if values.dtype.inner == pl.String:  # type: ignore[attr-defined]
         return values
-    # Empty and null lists have no elements here: the offsets make them empty again.
+    # Empty and null lists have no elements here: their length makes them empty again.
     elements = strings_of(values.explode(**_NO_NULLS))
-    offsets = np.concatenate([[0], np.cumsum(values.list.len().fill_null(0).to_numpy())])
-    return as_lists(elements, offsets)
+    return as_lists(elements, values.list.len().fill_null(0).to_numpy())
 
 
 def _read_weights(flat: pl.DataFrame, feature: SparseSpec, rejected: RejectedRows) -> pl.DataFrame:
@@ -325,8 +323,10 @@ def _read_weights(flat: pl.DataFrame, feature: SparseSpec, rejected: RejectedRow
     return flat.drop("text")
 
 
-def as_lists(values: pl.Series, offsets: np.ndarray) -> pl.Series:
-    """Return lists: row i holds values[offsets[i]:offsets[i + 1]]."""
+def as_lists(values: pl.Series, lengths: np.ndarray) -> pl.Series:
+    """Return lists of ``lengths``, which hold ``values`` one after the other."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, dtype=np.int64, out=offsets[1:])
     arrow = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values.to_arrow())
     return pl.Series(values.name, arrow)
 
@@ -459,7 +459,7 @@ class Coded:
         """Turn a value for each lookup into a value, or a list, for each row."""
         if self.lengths is None:
             return values
-        return as_lists(values, np.concatenate([[0], np.cumsum(self.lengths)]))
+        return as_lists(values, self.lengths)
 
     def by_lookup(self, values: np.ndarray) -> np.ndarray:
         """Repeat a value of each row for each of its lookups."""

@@ -83,10 +83,12 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
 
     # One row may spoil a whole column for Polars: halves are parsed until each failure is one row.
     parts, rejects, other_days = list[Parsed](), list[Reject](), dict[int, list[pl.DataFrame]]()
+    # In a log of many days, the day of a row that could not be read is unknown.
+    of_day = rule is None or rule.others != "drop"
     halves = by_halves(lambda start, stop: _parse(raw[start:stop], lines[start:stop], spec, rule), raw.height)
     for start, found in halves:
         if isinstance(found, BaseException):
-            rejects.append(not_read(int(lines[start]), found, of_day=not _has_many_days(rule)))
+            rejects.append(not_read(int(lines[start]), found, of_day=of_day))
         else:
             parts.append(found)
     if not parts:
@@ -231,17 +233,12 @@ def _split_times(
     return seconds.fill_null(beginning_of(day, None, zone)).alias(SPLIT_TIME)
 
 
-def _has_many_days(rule: DayRule | None) -> bool:
-    # Whether rows of one day of the log are wanted, and nothing is wrong with the others.
-    return rule is not None and rule.others == "drop"
-
-
 def _take_other_days(
     raw: pl.DataFrame, days: np.ndarray, rule: DayRule, rejected: RejectedRows
 ) -> tuple[dict[int, pl.DataFrame], int]:
     # Returns the rows to keep for other days, by day, and how many are dropped. Marks them all as bad.
     dropped = 0
-    if _has_many_days(rule) and rejected.bad.any():
+    if rule.others == "drop" and rejected.bad.any():
         dropped = _drop_rejects_of_other_days(days, rule, rejected)
     other = (days != rule.day) & ~rejected.bad
     if not other.any():

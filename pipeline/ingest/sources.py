@@ -250,6 +250,10 @@ def readable(label: str) -> Iterator[None]:
         raise DataError(
             f"{label} is not a readable Parquet or ORC file: {reason}", hint="data.format=csv, if it is text"
         ) from None
+    except pa.ArrowNotImplementedError as error:
+        raise DataError(
+            f"{label} holds what Arrow does not read: {error}", hint="write such columns in another type or compression"
+        ) from None
     except PermissionError:
         raise DataError(f"no permission to read {label}", hint="grant read permission on data.path") from None
     except OSError as error:
