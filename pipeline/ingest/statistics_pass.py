@@ -23,7 +23,7 @@ from pipeline.ingest.labels import kept, sums, typed
 from pipeline.ingest.moments import Moments, lengths_of, measure, moments_of, quantised_moments
 from pipeline.ingest.schema import CONTENT, DAY, DataSpec, DenseSpec
 from pipeline.ingest.sketch import Sketch
-from pipeline.ingest.times import HOUR, TimeSplit, test_hours_from
+from pipeline.ingest.times import HOUR, HOURS_PER_DAY, TimeSplit
 from pipeline.records.dataset import LABEL, ROW_WEIGHT, VALIDATION
 from pipeline.specs.id_mapping import Counts, IdCounts
 
@@ -250,7 +250,7 @@ class SplitCounts:
         elif self.cut is not None:
             test = self.cut.is_test(frame)
         elif self.split.by == "hours":
-            test = frame[HOUR] >= test_hours_from(self.split.test_hours)
+            test = frame[HOUR] >= HOURS_PER_DAY - self.split.test_hours
         else:
             assert hashes is not None
             test = hash_split(hashes, self.split.test_share)
@@ -293,7 +293,7 @@ class SplitCounts:
             # Only the last day of a range is split by its hours. The others are train days.
             if self.test is not None:
                 return None
-            return frame[HOUR] >= test_hours_from(split.test_hours + split.validation_hours)
+            return frame[HOUR] >= HOURS_PER_DAY - split.test_hours - split.validation_hours
         assert hashes is not None
         below = split.validation_share
         if split.by == "hash" and self.test is None:
