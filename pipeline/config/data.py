@@ -431,6 +431,12 @@ class DataConfig:
                 f"{path}.label.late_path {what}",
                 hint=f"'{path}.label.late_path=\"clicks/{{day}}/*.csv\"' {path}.label.window_days=7",
             )
+        if label.late_path is not None and (self.connector is not None or self.format == "synthetic"):
+            raise ConfigError(
+                f"{path}.label.late_path is set, but its files are in the format of the log, and {path}.format="
+                f"{self.format} is no format of files",
+                hint=f"{path}.label.late_path=null: a click then comes as a row with the same {path}.dedupe.key",
+            )
         if label.window_days and (self.dedupe.key is None or self.day is None):
             lacks, example = f"{path}.day", "2026-01-31"
             if self.dedupe.key is None:

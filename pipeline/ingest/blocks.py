@@ -54,7 +54,6 @@ class CountJob:
     cut: TimeSplit | None = None
 
     def empty_counts(self) -> SplitCounts:
-        """Return counts of no rows."""
         return SplitCounts(self.spec, self.test, by_place=self.by_place, cut=self.cut)
 
 
@@ -85,7 +84,6 @@ class TransformJob:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The splits of the dataset."""
         if self.spec.split.validates:
             return ("train", VALIDATION, "test")
         return ("train", "test")

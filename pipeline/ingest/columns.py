@@ -143,20 +143,7 @@ _CLOCKS = ["", *(" " + hours for hours in _HOURS), *("T" + hours for hours in _H
 _NUMBERED_ORDERS = (("%d", "%m", "%Y"), ("%m", "%d", "%Y"), ("%Y", "%m", "%d"))
 _NAMED_ORDERS = (("%d", "%b", "%Y"),)
 _COMMAS, _POINTS, _WHOLE = r"^[+-]?\d*,\d+$", r"^[+-]?\d*\.\d+$", r"^[+-]?\d+$"
-_TWO_CLASSES = tuple(
-    {negative, positive}
-    for negative, positive in (
-        ("0", "1"),
-        ("0.0", "1.0"),
-        ("false", "true"),
-        ("False", "True"),
-        ("FALSE", "TRUE"),
-        ("no", "yes"),
-        ("No", "Yes"),
-        ("n", "y"),
-        ("N", "Y"),
-    )
-)
+_TWO_CLASSES = "0 1", "0.0 1.0", "false true", "False True", "FALSE TRUE", "no yes", "No Yes", "n y", "N Y"
 _WEIGHTED = r"^[^:]+:-?\d+(\.\d+)?$"
 
 
@@ -193,7 +180,6 @@ class SampleColumn:
 
     @cached_property
     def distinct(self) -> int:
-        """Different values."""
         return self.present.n_unique()
 
     @property
@@ -212,7 +198,6 @@ class SampleColumn:
 
     @property
     def missing_share(self) -> float:
-        """Share of rows without a value."""
         return 1 - len(self.present) / max(len(self.text), 1)
 
     def seen(self) -> str:
@@ -271,7 +256,7 @@ def find_two_classes(column: SampleColumn, share: float) -> list[str] | None:
     # The counts need a name that no column has: one may be called "count", the default.
     counts = column.present.value_counts(sort=True, name="rows of the sample")
     two: list[str] = counts[column.name][:2].to_list()
-    if set(two) not in _TWO_CLASSES:
+    if set(two) not in [set(pair.split()) for pair in _TWO_CLASSES]:
         return None
     if int(counts["rows of the sample"][:2].sum()) < share * len(column.present):
         return None

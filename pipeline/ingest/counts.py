@@ -41,7 +41,6 @@ class HashedCounts(IdCounts):
         self._pieces: list[tuple[np.ndarray, np.ndarray]] = []
 
     def add(self, hashes: np.ndarray, ids: pl.Series, counts: np.ndarray) -> None:
-        """Count lookups of distinct ``hashes``."""
         for rows_of in self.ways:
             self._pieces.append((rows_of(pl.Series(hashes), self.rows).to_numpy(), counts))
         self.smallest = np.unique(np.concatenate([self.smallest, hashes]))[:SKETCH]
@@ -71,7 +70,6 @@ class HashedCounts(IdCounts):
 
     @property
     def distinct(self) -> int:
-        """Distinct ids."""
         return estimated_distinct(self.smallest, SKETCH)
 
     @property
@@ -85,13 +83,11 @@ class HashedCounts(IdCounts):
         return counts
 
     def distribution(self, ids: int, bins: int) -> dict[str, Any]:
-        """Return the shares of the most frequent rows."""
         keys = np.argsort(-self.counts, kind="stable")[:ids]
         shares = self.counts[keys] / max(int(self.counts.sum()), 1)
         return {"distinct": self.distinct, "keys": keys.tolist(), "shares": shares.tolist()}
 
     def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
-        """Return the shares of the rows ``then["keys"]``."""
         counts, keys = self.counts, np.array(then["keys"], np.int64)
         # `np.where` evaluates both sides: the modulo keeps keys of a table that was larger then within bounds.
         here = np.where(keys < len(counts), counts[keys % len(counts)], 0)
@@ -113,7 +109,6 @@ class BinCounts(HeldCounts):
         return len(self.sketch.used)
 
     def merge(self, other: BinCounts) -> None:
-        """Add the counts of ``other``."""
         self.sketch.merge(other.sketch)
 
     def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
@@ -122,11 +117,9 @@ class BinCounts(HeldCounts):
         return np.concatenate([[missing, 0], per_bin])
 
     def distribution(self, ids: int, bins: int) -> dict[str, Any]:
-        """Return the shares of bins that are as even as the values let them be."""
         return self.sketch.distribution(bins)
 
     def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
-        """Return the shares of the bins between ``then["bounds"]``."""
         return self.sketch.shares_of(then)
 
 
@@ -168,7 +161,6 @@ class VocabCounts(IdCounts):
         self._append([pl.DataFrame(columns)])
 
     def merge(self, other: VocabCounts) -> None:
-        """Add the counts of ``other``."""
         if other._disk is not None:
             for part in other._disk.blocks():
                 self._append([part])
@@ -181,7 +173,6 @@ class VocabCounts(IdCounts):
         self._append(copies)
 
     def shares(self, count: int) -> list[VocabCounts]:
-        """Divide the counts by ranges of hashes."""
         merged = self._merged()
         if count == 1 and self._disk is None:
             return [self]
@@ -288,12 +279,10 @@ class VocabCounts(IdCounts):
 
     @property
     def distinct(self) -> int:
-        """Distinct ids, exactly."""
         return self._all().distinct
 
     @property
     def total(self) -> int:
-        """Lookups of all ids."""
         return self._all().total
 
     def per_row(self, fitted: FittedMapping, missing: int) -> np.ndarray:
@@ -305,13 +294,11 @@ class VocabCounts(IdCounts):
         return np.concatenate([[missing, self.total - int(known.sum())], known])
 
     def distribution(self, ids: int, bins: int) -> dict[str, Any]:
-        """Return the shares of the most frequent ids."""
         top = self.table().top_k(ids, by=["count", "hash"]).sort(["count", "hash"], descending=True)
         shares = top["count"].to_numpy() / max(self.total, 1)
         return {"distinct": self.distinct, "keys": top["hash"].to_numpy().tolist(), "shares": shares.tolist()}
 
     def shares_of(self, then: Mapping[str, Any]) -> np.ndarray:
-        """Return the shares of the ids whose hashes are ``then["keys"]``."""
         wanted = pl.DataFrame({"hash": pl.Series(then["keys"], dtype=pl.UInt64)})
         seen = wanted.join(self.table(), on="hash", how="left", maintain_order="left")["count"].fill_null(0)
         return seen.to_numpy() / max(self.total, 1)

@@ -15,7 +15,7 @@ from typing import Any
 
 from pipeline.config.data import DAY_FIELD, DataConfig
 from pipeline.core.errors import DataError
-from pipeline.ingest.formats import format_named
+from pipeline.ingest.formats import FORMATS
 from pipeline.ingest.parse import DayRule
 from pipeline.ingest.rawfiles import LogFiles, files_at, find_files, fingerprint, missing_partitions, opened
 from pipeline.ingest.schema_of_config import data_spec
@@ -65,7 +65,6 @@ class DayState:
 
     @property
     def complete(self) -> bool:
-        """Whether the day can be ingested."""
         return not self.missing
 
 
@@ -165,7 +164,7 @@ def _lacks(data: DataConfig, day: date, now: float | None, delivery: Delivery) -
 
 def counted_rows(data: DataConfig, files: LogFiles, enough: int) -> int:
     """Count the rows of ``files`` as they were delivered, until there are ``enough``."""
-    kind, rows = format_named(data.format), 0
+    kind, rows = FORMATS[data.format], 0
     for path, label in zip(files.paths, files.labels, strict=True):
         # Columnar files compress their own pages.
         packed = path if kind.by_line else ""
@@ -304,6 +303,15 @@ def replaced(store: Store, data: DataConfig, key: str) -> Artifact | None:
     if dataset is None or dataset.key == key:
         return None
     return dataset
+
+
+def days_read(data: DataConfig) -> list[date | None]:
+    """Return the days of ``data.day`` whose logs are read separately; [None] where one log is read for all of them."""
+    # Of a table, the rows of a day are read from what may hold them.
+    separate = data.has_file_per_day or data.format == "synthetic" or data.connector is not None
+    if data.days and separate:
+        return [*data.days]
+    return [None]
 
 
 def day_rule(data: DataConfig, day: date | None, named: Sequence[date] = ()) -> DayRule | None:

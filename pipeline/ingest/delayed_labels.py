@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from pipeline.ingest.blocks import TRAIN_EVENT
+from pipeline.ingest.ids import as_lists
 from pipeline.ingest.labels import after_click
 from pipeline.ingest.parse import parse
 from pipeline.ingest.repeats import events_of
@@ -160,10 +161,4 @@ def _moved(rows: pl.Series, before: FittedMapping, now: FittedMapping) -> pl.Ser
     to[same["row"].to_numpy()] = same["now"].to_numpy()
     if rows.dtype != pl.List:
         return pl.Series(rows.name, to[rows.to_numpy()])
-    flat = pl.Series(rows.name, to[rows.explode().to_numpy()])
-    lengths = rows.list.len().to_numpy()
-    return (
-        flat.to_frame()
-        .group_by(pl.Series("at", np.repeat(np.arange(len(rows)), lengths)), maintain_order=True)
-        .agg(pl.col(rows.name))[rows.name]
-    )
+    return as_lists(pl.Series(rows.name, to[rows.explode().to_numpy()]), rows.list.len().to_numpy())

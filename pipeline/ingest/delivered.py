@@ -183,7 +183,8 @@ def _path(mark: str, folders: Sequence[str] | None = None) -> str:
 
 
 def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
+    # Names of folders need not be UTF-8, and the other bytes are lone surrogates in Python.
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:32]
 
 
 def _read(store: Store, mark: str, folders: Sequence[str] | None = None) -> dict[str, Any] | None:
@@ -237,5 +238,5 @@ def _checksum(files: Sequence[tuple[AbstractFileSystem, str]], stopped: threadin
         with fs.open(name, "rb") as source:
             while not stopped.is_set() and (chunk := source.read(_CHUNK)):
                 content.update(chunk)
-        digest.update(f"{name.rpartition('/')[2]}|{content.hexdigest()}\n".encode())
+        digest.update(f"{name.rpartition('/')[2]}|{content.hexdigest()}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()

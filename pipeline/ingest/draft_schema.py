@@ -9,6 +9,7 @@ from pipeline.core.units import plural
 from pipeline.ingest.columns import zone_of
 from pipeline.ingest.infer import Guess, Schema, feature_name
 from pipeline.ingest.sample import LogSample
+from pipeline.ingest.schema import CRITEO_COLUMNS
 from pipeline.specs.connector import CONNECTORS
 
 _PLAIN = re.compile(r"[A-Za-z_][\w-]*")
@@ -36,7 +37,7 @@ def schema_yaml(name: str, sample: LogSample, schema: Schema) -> str:
         lines.append(f"format: {sample.kind}")
     if sample.options:
         lines.append("options: " + json.dumps(dict(sample.options)))
-    if text and text.is_criteo:
+    if text and text.layout.names == tuple(CRITEO_COLUMNS):
         lines.append("format: criteo  # 40 columns and no header: a label, 13 counts, 26 ids")
     elif text:
         lines.append(f"separator: {quoted(text.layout.separator)}")

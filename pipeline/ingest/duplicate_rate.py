@@ -46,7 +46,6 @@ class Contents:
         self.merge(new)
 
     def merge(self, other: Contents) -> None:
-        """Add the counts of ``other``."""
         self.rows += other.rows
         # A hash among the smallest of all is among the smallest wherever it occurs: its counts are complete.
         distinct, total = added_up((self.hashes, other.hashes), (self.counts, other.counts))
@@ -54,7 +53,6 @@ class Contents:
 
     @property
     def distinct(self) -> int:
-        """Distinct contents."""
         return estimated_distinct(self.hashes, SAMPLE)
 
     @property

@@ -374,7 +374,6 @@ class LocalEngine(IngestEngine):
         return min(self.workers, at_once)
 
     def split_counts(self) -> SplitCounts:
-        """Return all counts, merged as they came."""
         assert self._split_counts is not None
         return self._split_counts
 

@@ -33,14 +33,12 @@ class Lengths:
         self.left_out = 0
 
     def add(self, lists: pl.Series, left_out: int) -> None:
-        """Count rows with these lists of ids."""
         new = Lengths()
         new.rows = np.bincount(lists.list.len().fill_null(0).to_numpy()).astype(np.int64)
         new.left_out = left_out
         self.merge(new)
 
     def merge(self, other: Lengths) -> None:
-        """Add the counts of ``other``."""
         # Pad to the longer of both, because the longest list is not known in advance.
         size = max(len(other.rows), len(self.rows))
         self.rows = np.pad(self.rows, (0, size - len(self.rows))) + np.pad(other.rows, (0, size - len(other.rows)))
@@ -120,7 +118,7 @@ def _sequence(
         seconds = np.maximum(ages.fill_null(0.0).to_numpy(), 0.0)
         bins = np.log1p(seconds) * (sequence.age_bins / math.log1p(OLDEST))
         flat[sequence.age] = pl.Series(np.minimum(bins, sequence.age_bins - 1).astype(np.int64)).cast(pl.String)
-    offsets = np.concatenate([[0], np.cumsum(np.bincount(row[keep], minlength=raw.height))])
+    kept = np.bincount(row[keep], minlength=raw.height)
     for name, values in flat.items():
         ids = values.filter(pl.Series(keep))
         if spec.strip:
@@ -129,8 +127,8 @@ def _sequence(
         ids = ids.set(absent_in(ids, spec) | (ids == "").fill_null(False), None)
         feature = features[name]
         made += [
-            as_lists(hash_ids(ids, feature.seed), offsets).alias(f"hash:{name}"),
-            as_lists(ids, offsets).alias(f"id:{name}"),
+            as_lists(hash_ids(ids, feature.seed), kept).alias(f"hash:{name}"),
+            as_lists(ids, kept).alias(f"id:{name}"),
         ]
     return made
 
@@ -152,7 +150,7 @@ def _lists(raw: pl.DataFrame, texts: Mapping[str, pl.Series], source: EventSourc
         elements = elements.struct.field(source.field)
     else:
         elements = nulls(pl.String, len(elements))
-    return as_lists(elements, np.concatenate([[0], np.cumsum(lengths)]))
+    return as_lists(elements, lengths)
 
 
 def _lengths(

@@ -4,34 +4,69 @@ An event's key is known by 128 bits, two xxhash64 with different seeds: the odds
 are 1 in 10^15.
 
 Histories also need the events of users: who did what, and when.
+
+Passes before the first one read them: ``day_parts`` says which parts of the logs there are, and an engine calls one of
+the functions of a block here on each of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import date
 
 import numpy as np
 import polars as pl
 
+from pipeline.config.data import DataConfig
 from pipeline.config.ingest import SamplingConfig, SplitConfig
 from pipeline.core.errors import DataError
+from pipeline.ingest.days import days_read
+from pipeline.ingest.engines import IngestEngine
 from pipeline.ingest.ids import hash_event_keys
 from pipeline.ingest.parse import parse
 from pipeline.ingest.schema import CLICKED_LATER, DAY, EVENT, EVENT_CHECK, DataSpec, HistoryPlan
-from pipeline.ingest.sources import Block, RawBlock
+from pipeline.ingest.sources import Block, RawBlock, Source
 from pipeline.ingest.times import instants, standard
 from pipeline.ingest.values import RejectedRows, text_of
 from pipeline.records.dataset import LABEL
 
-# The columns of events: two hashes of the key, whether the row came with a click, its day and its line.
-FOUND = {
-    "key": pl.UInt64,
-    "check": pl.UInt64,
-    "clicked": pl.Boolean,
-    "day": pl.Int32,
-    "line": pl.Int64,
-}
+# The sources of a day, or (None) of the whole log, of which the columns of a schema are read.
+LogSources = Callable[[date | None, DataSpec], Sequence[Source]]
+
+
+@dataclass(frozen=True)
+class DayParts:
+    """The parts of the logs of ``day``, or (None) of all days, whose numbers go on from ``first``.
+
+    ``numbers``: those of the parts of each source.
+    """
+
+    day: date | None
+    first: int
+    parts: list[Source]
+    numbers: list[range]
+
+
+def day_parts(engine: IngestEngine, data: DataConfig, spec: DataSpec, sources: LogSources) -> Iterator[DayParts]:
+    """Yield what a pass before the first one reads, day by day, in parts that are numbered over all days.
+
+    Args:
+        engine: divides sources into the parts that it reads.
+        data: the logs.
+        spec: the schema of the columns that are read.
+        sources: returns those of a day, or of the whole log, as pass 1 reads them.
+    """
+    count = 0
+    for day in days_read(data):
+        parts, numbers = list[Source](), list[range]()
+        for source in sources(day or next(iter(data.days), None), spec):
+            of_source = engine.parts(source)
+            first = count + len(parts)
+            numbers.append(range(first, first + len(of_source)))
+            parts += of_source
+        yield DayParts(day, count, parts, numbers)
+        count += len(parts)
 
 
 def narrow_to_key(spec: DataSpec) -> DataSpec:
@@ -59,49 +94,35 @@ def narrow_to_key(spec: DataSpec) -> DataSpec:
     )
 
 
-@dataclass(frozen=True)
-class FindEvents:
-    """Finds the events of the rows of a block that parse, as ``FOUND``. ``day``: day of rows that carry none."""
+def find_events(spec: DataSpec, day: int, block: Block) -> pl.DataFrame:
+    """Return the events of the rows of ``block`` that parse; ``day``: that of rows that carry none.
 
-    spec: DataSpec
-    day: int = 0
-
-    def __call__(self, block: Block) -> pl.DataFrame:
-        raw = block.read()
-        parsed = parse(raw.frame.select(list(self.spec.columns)), raw.lines, self.spec)
-        frame = parsed.frame
-        if DAY in frame.columns:
-            day = frame[DAY]
-        else:
-            day = pl.Series([self.day], dtype=pl.Int32).new_from_index(0, frame.height)
-        return pl.DataFrame(
-            {
-                "key": frame[EVENT],
-                "check": frame[EVENT_CHECK],
-                "clicked": frame[LABEL] > 0,
-                "day": day,
-                "line": pl.Series(parsed.lines, dtype=pl.Int64),
-            }
-        )
+    Columns: two hashes of the key, whether the row came with a click, its day and its line.
+    """
+    raw = block.read()
+    parsed = parse(raw.frame.select(list(spec.columns)), raw.lines, spec)
+    frame = parsed.frame
+    own_day = frame[DAY] if DAY in frame.columns else pl.Series([day], dtype=pl.Int32).new_from_index(0, frame.height)
+    return pl.DataFrame(
+        {
+            "key": frame[EVENT],
+            "check": frame[EVENT_CHECK],
+            "clicked": frame[LABEL] > 0,
+            "day": own_day,
+            "line": pl.Series(parsed.lines, dtype=pl.Int64),
+        }
+    )
 
 
-@dataclass(frozen=True)
-class FindClicks:
-    """Finds the events of a block of a log of clicks alone, with one key per row."""
-
-    spec: DataSpec
-    day: int
-
-    def __call__(self, block: Block) -> pl.DataFrame:
-        raw, column = block.read(), self.spec.event_key or ""
-        # A click without a key belongs to no row, so there is no row to reject.
-        text = text_of(raw.frame[column], self.spec, RejectedRows(raw.lines)).drop_nulls()
-        text = text.filter(~text.is_in(list(self.spec.missing)))
-        key, check = hash_event_keys(text)
-        # A click has no row of its own, so no line.
-        constants = {"clicked": pl.lit(True), "day": pl.lit(self.day, pl.Int32), "line": pl.lit(0, pl.Int64)}
-        found = pl.DataFrame({"key": key, "check": check})
-        return found.with_columns(**constants).select(list(FOUND))
+def find_clicks(spec: DataSpec, day: int, block: Block) -> pl.DataFrame:
+    """Return the events of a block of a log of clicks alone, with one key per row; they have no lines."""
+    raw, column = block.read(), spec.event_key or ""
+    # A click without a key belongs to no row, so there is no row to reject.
+    text = text_of(raw.frame[column], spec, RejectedRows(raw.lines)).drop_nulls()
+    text = text.filter(~text.is_in(list(spec.missing)))
+    key, check = hash_event_keys(text)
+    found = pl.DataFrame({"key": key, "check": check})
+    return found.with_columns(clicked=pl.lit(True), day=pl.lit(day, pl.Int32))
 
 
 @dataclass(frozen=True)
@@ -156,50 +177,47 @@ def narrow_to_history(spec: DataSpec, plan: HistoryPlan) -> DataSpec:
     return replace(narrowed, columns=columns)
 
 
-@dataclass(frozen=True)
-class ReadEvents:
-    """Finds the events of the rows of a block whose label and day parse and that have a user and a time, with lines.
+def read_events(spec: DataSpec, plan: HistoryPlan, day: int, block: Block) -> pl.DataFrame:
+    """Return the events of the rows of ``block`` whose label and day parse and that have a user and a time.
 
-    ``spec``: from ``narrow_to_history``. ``day``: day of rows that carry none.
+    Args:
+        spec: from ``narrow_to_history``.
+        plan: the history whose events they are.
+        day: that of rows that carry none.
+        block: some rows of a log.
+
+    Returns:
+        The columns of ``event_schema``, and ``line``.
     """
-
-    spec: DataSpec
-    plan: HistoryPlan
-    day: int = 0
-
-    def __call__(self, block: Block) -> pl.DataFrame:
-        """Return the columns of ``event_schema``, and ``line``."""
-        plan, spec = self.plan, self.spec
-        raw = block.read()
-        parsed = parse(raw.frame.select(list(spec.columns)), raw.lines, spec)
-        frame = raw.frame.filter(pl.Series(np.isin(raw.lines, parsed.lines)))
-        rejected = RejectedRows(parsed.lines)
-        text, present = {}, {}
-        for name in plan.read:
-            if isinstance(frame[name].dtype, pl.List):
-                raise DataError(
-                    f"{raw.file}: column {name!r} holds lists, expected one value a row: a row is one event of one "
-                    "user",
-                    hint=f"{plan.setting_of(name)}=<a column with one value a row>",
-                )
-            text[name] = text_of(frame[name], spec, rejected)
-            is_missing = text[name].is_in(list(spec.missing)).fill_null(False)
-            present[name] = text[name].set(is_missing, None)
-        user = present[plan.by]
-        # Missing users are hashed as well, to keep columns aligned; their events are removed at the end.
-        key, check = hash_event_keys(user.fill_null(""))
-        written = standard(frame[plan.time], text[plan.time], spec.time_format)
-        time = instants(frame[plan.time], written, spec.time_zone or "UTC").dt.timestamp("us")
-        day = parsed.frame[DAY] if DAY in parsed.frame.columns else pl.Series([self.day]).new_from_index(0, len(user))
-        values = [present[column] for column in plan.of.values()]
-        # The first value is what an event is of. Without it there is no event.
-        counts = values[0].is_not_null()
-        if plan.where == spec.label:
-            counts &= parsed.frame[LABEL] > 0
-        elif plan.where is not None:
-            counts &= (text[plan.where].cast(pl.Float64, strict=False) > 0).fill_null(False)
-        columns = {"key": key, "check": check, "time": time, "day": day.cast(pl.Int32), "counts": counts}
-        for name, value in zip(value_columns(plan), values, strict=True):
-            columns[name] = value.fill_null("")
-        columns["line"] = pl.Series(parsed.lines, dtype=pl.Int64)
-        return pl.DataFrame(columns).filter(user.is_not_null() & time.is_not_null() & ~pl.Series(rejected.bad))
+    raw = block.read()
+    parsed = parse(raw.frame.select(list(spec.columns)), raw.lines, spec)
+    frame = raw.frame.filter(pl.Series(np.isin(raw.lines, parsed.lines)))
+    rejected = RejectedRows(parsed.lines)
+    text, present = {}, {}
+    for name in plan.read:
+        if isinstance(frame[name].dtype, pl.List):
+            raise DataError(
+                f"{raw.file}: column {name!r} holds lists, expected one value a row: a row is one event of one user",
+                hint=f"{plan.setting_of(name)}=<a column with one value a row>",
+            )
+        text[name] = text_of(frame[name], spec, rejected)
+        is_missing = text[name].is_in(list(spec.missing)).fill_null(False)
+        present[name] = text[name].set(is_missing, None)
+    user = present[plan.by]
+    # Missing users are hashed as well, to keep columns aligned; their events are removed at the end.
+    key, check = hash_event_keys(user.fill_null(""))
+    written = standard(frame[plan.time], text[plan.time], spec.time_format)
+    time = instants(frame[plan.time], written, spec.time_zone or "UTC").dt.timestamp("us")
+    own_day = parsed.frame[DAY] if DAY in parsed.frame.columns else pl.Series([day]).new_from_index(0, len(user))
+    values = [present[column] for column in plan.of.values()]
+    # The first value is what an event is of. Without it there is no event.
+    counts = values[0].is_not_null()
+    if plan.where == spec.label:
+        counts &= parsed.frame[LABEL] > 0
+    elif plan.where is not None:
+        counts &= (text[plan.where].cast(pl.Float64, strict=False) > 0).fill_null(False)
+    columns = {"key": key, "check": check, "time": time, "day": own_day.cast(pl.Int32), "counts": counts}
+    for name, value in zip(value_columns(plan), values, strict=True):
+        columns[name] = value.fill_null("")
+    columns["line"] = pl.Series(parsed.lines, dtype=pl.Int64)
+    return pl.DataFrame(columns).filter(user.is_not_null() & time.is_not_null() & ~pl.Series(rejected.bad))

@@ -23,7 +23,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.config.data import DataConfig
 from pipeline.core.units import MIB
-from pipeline.ingest.formats import format_named
+from pipeline.ingest.formats import FORMATS
 from pipeline.ingest.formats.file_format import SEEN, FileFormat, LimitedBytes, LogFile
 from pipeline.ingest.rawfiles import COMPRESSED, LogFiles
 from pipeline.ingest.schema import DataSpec
@@ -146,7 +146,7 @@ class FileSource(Source):
     @property
     def format(self) -> FileFormat:
         """How its bytes are read."""
-        return format_named(self.file.data.format)
+        return FORMATS[self.file.data.format]
 
     @property
     def is_later(self) -> bool:  # type: ignore[override]
@@ -164,7 +164,6 @@ class FileSource(Source):
         return self.format.header_lines(self.file.data)
 
     def numbered(self, before: int) -> FileSource:
-        """Return the same part, with ``before`` lines of its file before it."""
         if not self.is_later:
             return self
         return replace(self, file=replace(self.file, first_line=before + 1))
@@ -294,8 +293,7 @@ class PartitionBlock:
         return self.block.file
 
     def read(self) -> RawBlock:
-        """Return the rows, with the partition's columns."""
         raw = self.block.read()
         # The values stay text, so that parsing types them like fields of a text file.
         columns = [pl.lit(value, pl.String).alias(name) for name, value in self.values.items()]
-        return raw.with_frame(raw.frame.with_columns(columns).select(self.columns))
+        return replace(raw, frame=raw.frame.with_columns(columns).select(self.columns))

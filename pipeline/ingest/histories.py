@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import io
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, timedelta
+from functools import partial
 
 import numpy as np
 import polars as pl
@@ -21,13 +22,13 @@ from pipeline.config.data import DataConfig
 from pipeline.config.sequences import EVENT_TIME
 from pipeline.ingest.days import day_number, settings_of
 from pipeline.ingest.engines import IngestEngine
-from pipeline.ingest.events import ReadEvents, event_schema, narrow_to_history, value_columns
+from pipeline.ingest.events import LogSources, day_parts, event_schema, narrow_to_history, read_events, value_columns
 from pipeline.ingest.ids import as_lists
 from pipeline.ingest.output import write_frame
 from pipeline.ingest.repeats import around, of_named_days
 from pipeline.ingest.schema import DAY_US, MINUTE_US, DataSpec, HistoryPlan
 from pipeline.ingest.schema_of_config import data_spec
-from pipeline.ingest.sources import LINE_BITS, RawBlock, Source, wrap_sources
+from pipeline.ingest.sources import LINE_BITS, RawBlock
 from pipeline.ingest.spill import KeyPartitions, Spill
 from pipeline.records.dataset import HISTORIES
 from pipeline.store.artifacts import Draft, Store
@@ -51,7 +52,6 @@ class Keeper:
         self._parts = 0
 
     def add(self, events: pl.DataFrame) -> None:
-        """Add events of some rows, in their order."""
         if self.active:
             self._waiting.append(events.filter("counts").select(*event_schema(self.plan)))
         if sum(frame.height for frame in self._waiting) >= _PART_ROWS:
@@ -174,7 +174,6 @@ _PIECE_BITS = 16
 # Maximum number of events of histories in memory before they are written.
 _WAITING_EVENTS = 1 << 22
 NO_PLACE = -1
-Sources = Callable[[date | None, DataSpec], Sequence[Source]]
 
 
 @dataclass(frozen=True)
@@ -186,7 +185,6 @@ class EventRanges:
 
     @property
     def lengths(self) -> np.ndarray:
-        """How many events each row has."""
         return self.last - self.first
 
 
@@ -246,7 +244,7 @@ def cut_histories(events: pl.DataFrame, plan: HistoryPlan) -> Iterator[pl.DataFr
         first, lengths = ranges.first[rows], ranges.lengths[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         index = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], lengths)
-        yield pl.DataFrame([pl.Series("place", places[rows]), as_lists(structs.gather(index), offsets)])
+        yield pl.DataFrame([pl.Series("place", places[rows]), as_lists(structs.gather(index), lengths)])
 
 
 class HistoryBuilder:
@@ -287,14 +285,12 @@ class RowHistories:
         self._waiting_events = 0
 
     def add(self, rows: pl.DataFrame) -> None:
-        """Add rows: ``place`` and history."""
         self._waiting.append(rows)
         self._waiting_events += int(rows[self.plan.name].list.len().sum())
         if self._waiting_events >= _WAITING_EVENTS:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
         if not self._waiting:
             return
         rows = pl.concat(self._waiting).sort("place")
@@ -332,45 +328,30 @@ class PartHistories:
         return replace(raw, frame=raw.frame.hstack(columns))
 
 
-@dataclass(frozen=True)
-class BuiltHistories:
-    """The histories of the sources' parts: of a day, or (None) of the whole log."""
-
-    parts: Mapping[date | None, Sequence[Sequence[PartHistories]]]
-
-    def added(self, day: date | None, sources: Sequence[Source]) -> list[Source]:
-        """Return the ``sources`` of ``day``, whose rows get their histories. DataError if there are others now."""
-        return wrap_sources(day, sources, self.parts)
-
-
 def build_histories(
-    engine: IngestEngine, data: DataConfig, draft: Draft, spec: DataSpec, sources: Sources, compression: str
-) -> BuiltHistories:
+    engine: IngestEngine, data: DataConfig, draft: Draft, spec: DataSpec, sources: LogSources, compression: str
+) -> dict[date | None, list[list[PartHistories]]]:
     """Read the events of the logs of ``data``, keep those of its days, and build histories with those of earlier days.
 
-    ``sources``: of a day, or of the whole log, as pass 1 reads them.
+    Returns:
+        The histories of the sources' parts, for ``wrap_sources``.
     """
-    by_day = (data.has_file_per_day or data.format == "synthetic") and data.days
-    groups: list[date | None] = list(data.days) if by_day else [None]
     histories = list[RowHistories]()
     parts_of = dict[date | None, list[list[PartHistories]]]()
     for plan in spec.histories:
         builder, keeper = HistoryBuilder(plan), Keeper(draft, plan, compression, active=bool(data.days))
-        wanted, count = narrow_to_history(spec, plan), 0
-        for day in groups:
-            file_day = None if day is None else day_number(day)
-            first, parts, parts_of[day] = count, list[Source](), []
-            for source in sources(day or next(iter(data.days), None), wanted):
-                of_source = engine.parts(source)
-                parts_of[day].append([PartHistories(count + at, histories) for at in range(len(of_source))])
-                parts += of_source
-                count += len(of_source)
-            for number, events in engine.map_blocks(parts, ReadEvents(wanted, plan, file_day or 0)):
+        wanted = narrow_to_history(spec, plan)
+        for logs in day_parts(engine, data, wanted, sources):
+            parts_of[logs.day] = of_day = []
+            for numbers in logs.numbers:
+                of_day.append([PartHistories(number, histories) for number in numbers])
+            file_day = None if logs.day is None else day_number(logs.day)
+            for at, events in engine.map_blocks(logs.parts, partial(read_events, wanted, plan, file_day or 0)):
                 kept = of_named_days(events, data, spec, file_day)
-                builder.add(kept, first + number)
+                builder.add(kept, logs.first + at)
                 keeper.add(kept)
         keeper.flush()
         for events in events_before(draft.store, data, plan):
             builder.add(events)
         histories.append(builder.build())
-    return BuiltHistories(parts_of)
+    return parts_of

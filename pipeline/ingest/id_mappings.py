@@ -40,7 +40,6 @@ class VocabMapping(IdMapping):
         return updated(fitted, counts.table(), feature, day.day, day.first_day)
 
     def apply(self, fitted: FittedMapping, hashes: pl.Series) -> tuple[pl.Series, ...]:
-        """Map ids by the vocabulary."""
         return (fitted.known_rows(hashes),)
 
     def rows(self, fitted: FittedMapping, hashes: pl.Series) -> tuple[pl.Series, ...]:
@@ -90,7 +89,6 @@ class HashMapping(IdMapping):
         return before or FittedMapping(rows=feature.rows)
 
     def apply(self, fitted: FittedMapping, hashes: pl.Series) -> tuple[pl.Series, ...]:
-        """Map ids to a row by each of ``ways``."""
         return tuple(rows_of(hashes, fitted.rows) for rows_of in self.ways)
 
 

@@ -105,7 +105,7 @@ def event_key_columns(
     if text is None:
         # The column holds lists: no row has a key.
         text = nulls(pl.String, raw.height)
-    rejected.add(absent_in(text, spec).to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
+    rejected.add(absent_in(text, spec).to_numpy(), f"{column} is missing", column=column)
     key, check = hash_event_keys(text.fill_null(""))
     own = clicked > 0
     if CLICKED_LATER in raw.columns:
@@ -144,7 +144,7 @@ def ids_of(
         return [as_bits(number).alias(f"hash:{feature.name}"), shown.alias(f"id:{feature.name}")]
     if text is None:
         kind = f"{feature.column} is a list; data.sparse.{feature.name}.holds=list makes it multi-valued"
-        rejected.add(np.ones(len(values), bool), kind, lambda _: kind, feature.column)
+        rejected.add(np.ones(len(values), bool), kind, column=feature.column)
         text = nulls(pl.String, len(values))
     hashes = hash_ids(text, feature.seed, spec.missing)
     return [hashes.alias(f"hash:{feature.name}"), text.alias(f"id:{feature.name}")]
@@ -159,7 +159,7 @@ def check_ids(columns: list[pl.Series], feature: SparseSpec, rejected: RejectedR
         missing = hashes.is_null()
         if feature.multi:
             missing = hashes.list.len().fill_null(0) == 0
-        rejected.add(missing.to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
+        rejected.add(missing.to_numpy(), f"{column} is missing", column=column)
     if feature.integer:
         flat = ids.to_frame("id").with_row_index("row")
         # A single missing value has no hash but still its text. Lists have lost such elements already.
@@ -216,14 +216,13 @@ def _multi(
         # Cut after missing ids were left out, so that they do not count.
         flat = flat.filter(pl.int_range(pl.len()).over("row") < feature.max_ids)
     flat = crossed(flat, beside)
-    ends = np.cumsum(np.bincount(flat["row"].to_numpy(), minlength=len(values)))
-    offsets = np.concatenate([[0], ends])
+    lengths = np.bincount(flat["row"].to_numpy(), minlength=len(values))
     result = [
-        as_lists(hash_ids(flat["id"], feature.seed), offsets).alias(f"hash:{feature.name}"),
-        as_lists(flat["id"], offsets).alias(f"id:{feature.name}"),
+        as_lists(hash_ids(flat["id"], feature.seed), lengths).alias(f"hash:{feature.name}"),
+        as_lists(flat["id"], lengths).alias(f"id:{feature.name}"),
     ]
     if feature.weighted:
-        result.append(as_lists(flat["weight"], offsets).alias(f"weight:{feature.name}"))
+        result.append(as_lists(flat["weight"], lengths).alias(f"weight:{feature.name}"))
     return result
 
 
@@ -302,10 +301,9 @@ def as_text(values: pl.Series) -> pl.Series:
         return strings_of(values)
     if values.dtype.inner == pl.String:  # type: ignore[attr-defined]
         return values
-    # Empty and null lists have no elements here: the offsets make them empty again.
+    # Empty and null lists have no elements here: their length makes them empty again.
     elements = strings_of(values.explode(**_NO_NULLS))
-    offsets = np.concatenate([[0], np.cumsum(values.list.len().fill_null(0).to_numpy())])
-    return as_lists(elements, offsets)
+    return as_lists(elements, values.list.len().fill_null(0).to_numpy())
 
 
 def _read_weights(flat: pl.DataFrame, feature: SparseSpec, rejected: RejectedRows) -> pl.DataFrame:
@@ -325,8 +323,10 @@ def _read_weights(flat: pl.DataFrame, feature: SparseSpec, rejected: RejectedRow
     return flat.drop("text")
 
 
-def as_lists(values: pl.Series, offsets: np.ndarray) -> pl.Series:
-    """Return lists: row i holds values[offsets[i]:offsets[i + 1]]."""
+def as_lists(values: pl.Series, lengths: np.ndarray) -> pl.Series:
+    """Return lists of ``lengths``, which hold ``values`` one after the other."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, dtype=np.int64, out=offsets[1:])
     arrow = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values.to_arrow())
     return pl.Series(values.name, arrow)
 
@@ -374,7 +374,7 @@ def cross_text(
             parts[f"{place}"] = text.zip_with(~absent_in(text, spec), nulls(pl.String, len(text)))
         else:
             kind = f"{column} is a list; of data.sparse.{feature.name}.cross only the first may be, by holds=list"
-            rejected.add(np.ones(raw.height, bool), kind, lambda _, kind=kind: kind, column)  # type: ignore[misc]
+            rejected.add(np.ones(raw.height, bool), kind, column=column)
             parts[f"{place}"] = nulls(pl.String, raw.height)
     frame = pl.DataFrame(parts)
     # The result is null if any part is.
@@ -459,7 +459,7 @@ class Coded:
         """Turn a value for each lookup into a value, or a list, for each row."""
         if self.lengths is None:
             return values
-        return as_lists(values, np.concatenate([[0], np.cumsum(self.lengths)]))
+        return as_lists(values, self.lengths)
 
     def by_lookup(self, values: np.ndarray) -> np.ndarray:
         """Repeat a value of each row for each of its lookups."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+from scipy.special import xlogy
 
 from pipeline.config.features import MOST_ROWS, TAKEN_NAMES
 from pipeline.config.ingest import ChecksConfig
@@ -468,12 +469,6 @@ class _Facts:
     def _grouped(self, values: pl.Series) -> pl.DataFrame:
         frame = pl.DataFrame({"v": values, "p": self.clicks})
         return frame.group_by("v").agg(pl.len().cast(pl.Int64).alias("n"), pl.sum("p"))
-
-
-def xlogy(factor: np.ndarray | float, value: np.ndarray | float) -> np.ndarray:
-    """Return factor * log(value), 0 where ``factor`` is."""
-    factor, value = np.asarray(factor, np.float64), np.asarray(value, np.float64)
-    return np.where(factor > 0, factor * np.log(np.where(factor > 0, value, 1.0)), 0.0)
 
 
 def feature_name(column: str) -> str:

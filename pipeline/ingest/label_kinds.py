@@ -28,20 +28,14 @@ class Binary(LabelKind):
         """See ``LabelKind.read``; numbers equal ``positive`` and ``negative`` by value."""
         import polars as pl
 
-        from pipeline.ingest.values import absent_in, equals, shown
+        from pipeline.ingest.values import absent_in, shown, two_classes
 
-        if text is None:
-            text = values.cast(pl.List(pl.String)).list.join(",")
-        words = (task.positive, task.negative)
-        if values.dtype.is_numeric():
-            positive, negative = (equals(values, word) for word in words)
-        else:
-            positive, negative = ((text == word).fill_null(False) for word in words)
+        positive, negative, text = two_classes(values, text, task.positive, task.negative)
         missing = absent_in(text, spec) & ~(positive | negative)
         rejected.add(
             (~(positive | negative | missing)).to_numpy(),
-            f"{task.column} is neither {words[0]!r} nor {words[1]!r}",
-            lambda i: f"{task.column} is {shown(text[i])}, expected {words[0]!r} or {words[1]!r}",
+            f"{task.column} is neither {task.positive!r} nor {task.negative!r}",
+            lambda i: f"{task.column} is {shown(text[i])}, expected {task.positive!r} or {task.negative!r}",
             task.column,
         )
         return pl.select(pl.when(~missing).then(positive.cast(pl.Float32))).to_series()
@@ -53,13 +47,11 @@ class Binary(LabelKind):
         return functional.binary_cross_entropy_with_logits(logits, labels, reduction="none")
 
     def predicted(self, logits: Any) -> Any:
-        """Return probabilities."""
         from pipeline.evaluation.metrics import sigmoid
 
         return sigmoid(logits)
 
     def prediction(self, logits: Tensor) -> Tensor:
-        """Return probabilities."""
         return logits.sigmoid()
 
     def start(self, mean: float, rows: int) -> float:
@@ -94,7 +86,6 @@ class NumberKind(LabelKind):
     title = "RMSE"
 
     def read(self, values: pl.Series, text: pl.Series | None, task: TaskSpec, spec: Any, rejected: Any) -> pl.Series:
-        """See ``LabelKind.read``."""
         import polars as pl
 
         from pipeline.ingest.values import number_of
@@ -143,13 +134,11 @@ class Count(NumberKind):
         return bounded.exp() - labels * bounded
 
     def predicted(self, logits: Any) -> Any:
-        """Return expected counts."""
         import numpy as np
 
         return np.exp(np.minimum(logits.astype(np.float64), LARGEST_LOGIT))
 
     def prediction(self, logits: Tensor) -> Tensor:
-        """Return expected counts."""
         return logits.clamp(max=LARGEST_LOGIT).exp()
 
     def start(self, mean: float, rows: int) -> float:
@@ -174,15 +163,12 @@ class Value(NumberKind):
         return 0.5 * (logits - labels).square()
 
     def predicted(self, logits: Any) -> Any:
-        """Return the logits."""
         return logits.astype("float64")
 
     def prediction(self, logits: Tensor) -> Tensor:
-        """Return the logits."""
         return logits
 
     def start(self, mean: float, rows: int) -> float:
-        """Return the mean."""
         return mean
 
 

@@ -54,7 +54,6 @@ class Moments:
     squares: int = 0
 
     def merge(self, other: Moments) -> None:
-        """Add what ``other`` saw."""
         self.count += other.count
         self.minimum = min(self.minimum, other.minimum)
         self.maximum = max(self.maximum, other.maximum)
@@ -271,7 +270,7 @@ def _numbers(lists: pl.Series, rows: np.ndarray, feature: DenseSpec, rejected: R
 def _check(matrix: np.ndarray, whole: np.ndarray, feature: DenseSpec, rejected: RejectedRows) -> None:
     column = feature.column
     if feature.required:
-        rejected.add(~whole, f"{column} is missing", lambda _: f"{column} is missing", column)
+        rejected.add(~whole, f"{column} is missing", column=column)
     if feature.bounds is not None:
         low, high = feature.bounds
         outside = whole & ((matrix < low) | (matrix > high)).any(axis=1)

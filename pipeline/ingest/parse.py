@@ -26,13 +26,13 @@ from pipeline.ingest.values import (
     Reject,
     RejectedRows,
     by_halves,
-    equals,
     is_of_rows,
     not_read,
     number_of,
     plain_numbers,
     shown,
     text_of,
+    two_classes,
 )
 from pipeline.records.dataset import LABEL, TRUE_PROBABILITY
 
@@ -83,10 +83,12 @@ def parse(raw: pl.DataFrame, lines: np.ndarray, spec: DataSpec, rule: DayRule | 
 
     # One row may spoil a whole column for Polars: halves are parsed until each failure is one row.
     parts, rejects, other_days = list[Parsed](), list[Reject](), dict[int, list[pl.DataFrame]]()
+    # In a log of many days, the day of a row that could not be read is unknown.
+    of_day = rule is None or rule.others != "drop"
     halves = by_halves(lambda start, stop: _parse(raw[start:stop], lines[start:stop], spec, rule), raw.height)
     for start, found in halves:
         if isinstance(found, BaseException):
-            rejects.append(not_read(int(lines[start]), found, of_day=not _has_many_days(rule)))
+            rejects.append(not_read(int(lines[start]), found, of_day=of_day))
         else:
             parts.append(found)
     if not parts:
@@ -224,16 +226,11 @@ def _split_times(
         # The day of another column does not replace a time that cannot be read, or the row would silently get its
         # midnight. Eight digits may be seconds or a date, so of numbers only a missing one is rejected.
         if values.dtype.is_numeric():
-            rejected.add(values.is_null().to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
+            rejected.add(values.is_null().to_numpy(), f"{column} is missing", column=column)
         else:
             day = day_of(values, text, timestamp=True, rejected=rejected, zone=zone, form=form).cast(pl.Int64)
     seconds = seconds_of_rows(values, text, zone, form)
     return seconds.fill_null(beginning_of(day, None, zone)).alias(SPLIT_TIME)
-
-
-def _has_many_days(rule: DayRule | None) -> bool:
-    # Whether rows of one day of the log are wanted, and nothing is wrong with the others.
-    return rule is not None and rule.others == "drop"
 
 
 def _take_other_days(
@@ -241,7 +238,7 @@ def _take_other_days(
 ) -> tuple[dict[int, pl.DataFrame], int]:
     # Returns the rows to keep for other days, by day, and how many are dropped. Marks them all as bad.
     dropped = 0
-    if _has_many_days(rule) and rejected.bad.any():
+    if rule.others == "drop" and rejected.bad.any():
         dropped = _drop_rejects_of_other_days(days, rule, rejected)
     other = (days != rule.day) & ~rejected.bad
     if not other.any():
@@ -287,7 +284,7 @@ def _check_values(values: pl.Series, feature: DenseSpec, rejected: RejectedRows)
     # Rejects rows whose value is missing or out of range, where the schema does not allow that.
     column = feature.column
     if feature.required:
-        rejected.add(values.is_null().to_numpy(), f"{column} is missing", lambda _: f"{column} is missing", column)
+        rejected.add(values.is_null().to_numpy(), f"{column} is missing", column=column)
     if feature.bounds is not None:
         low, high = feature.bounds
         outside = ((values < low) | (values > high)).fill_null(False).to_numpy()
@@ -300,15 +297,8 @@ def _check_values(values: pl.Series, feature: DenseSpec, rejected: RejectedRows)
 
 
 def _label(raw: pl.DataFrame, texts: dict[str, pl.Series], spec: DataSpec, rejected: RejectedRows) -> pl.Series:
-    values, text = raw[spec.label], texts.get(spec.label)
-    if text is None:
-        # A list is no label, so the quarantine shows its text.
-        text = values.cast(pl.List(pl.String)).list.join(",")
-    if values.dtype.is_numeric():
-        # Compare by value, because a column of numbers may hold 1 as 1.0.
-        positive, negative = equals(values, spec.positive), equals(values, spec.negative)
-    else:
-        positive, negative = (text == spec.positive).fill_null(False), (text == spec.negative).fill_null(False)
+    values = raw[spec.label]
+    positive, negative, text = two_classes(values, texts.get(spec.label), spec.positive, spec.negative)
     bad = ~(positive | negative)
     expected = f"expected {spec.positive!r} or {spec.negative!r}"
     rejected.add(

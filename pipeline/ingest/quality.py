@@ -27,7 +27,7 @@ from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.sketch import Sketch
 from pipeline.ingest.statistics_pass import Partial, SplitCounts
 from pipeline.ingest.text import LINE_TOO_LONG
-from pipeline.ingest.times import test_hours_from, time_text
+from pipeline.ingest.times import HOURS_PER_DAY, time_text
 from pipeline.ingest.values import Quarantine
 from pipeline.records.dataset import BY_LOGIT, LABEL, ROW_WEIGHT, VALIDATION
 from pipeline.specs.id_mapping import Counts
@@ -161,7 +161,6 @@ class LabelLeakCounts:
 
     @property
     def enough(self) -> bool:
-        """Whether LEAK_ROWS were counted."""
         return self.rows >= LEAK_ROWS
 
     def auc(self, feature: str) -> float:
@@ -408,7 +407,7 @@ def _no_train_rows(split_counts: SplitCounts, data: DataConfig) -> DataError:
 def _hours(data: DataConfig) -> str:
     hours = data.split.test_hours
     what = "hour" if hours == 1 else f"{hours} hours"
-    return f"the last {what} of the day, from {test_hours_from(hours)}:00 by data.timestamp"
+    return f"the last {what} of the day, from {HOURS_PER_DAY - hours}:00 by data.timestamp"
 
 
 def _check_share(quarantine: Quarantine, data: DataConfig, quarantined: int, rows: int) -> None:

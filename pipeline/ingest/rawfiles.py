@@ -150,7 +150,8 @@ def fingerprint(url: str, columns: Collection[str] = ()) -> str:
         for folder in sorted(folders):
             if "=" in folder and folder.partition("=")[0] in columns:
                 words.append(folder)
-        digest.update(("|".join(words) + "\n").encode())
+        # Names need not be UTF-8: see `find_files`.
+        digest.update(("|".join(words) + "\n").encode(errors="surrogateescape"))
     return digest.hexdigest()[:32]
 
 
@@ -259,7 +260,8 @@ def find_files(path: str) -> LogFiles:
     folder = root_of(fs, root)
     labels, places, size = list[str](), list[str](), 0
     for name in paths:
-        labels.append(name.removeprefix(common))
+        # Bytes of a name that are not UTF-8 are lone surrogates in Python, which messages and pages cannot hold.
+        labels.append(name.removeprefix(common).encode(errors="backslashreplace").decode())
         size += fs.info(name)["size"]
         place = below(name, folder)
         for end in COMPRESSED:

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, timedelta
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -24,14 +25,13 @@ import pyarrow.parquet as pq
 from pipeline.config.data import DataConfig
 from pipeline.config.ingest import SplitConfig
 from pipeline.core.errors import DataError
-from pipeline.ingest import days
-from pipeline.ingest.days import EPOCH, day_datasets, day_number, filled, settings_of
+from pipeline.ingest.days import day_datasets, day_number, day_of, filled, incomplete, settings_of
 from pipeline.ingest.engines import IngestEngine
-from pipeline.ingest.events import FindClicks, FindEvents, MarkedRows, narrow_to_key
+from pipeline.ingest.events import LogSources, MarkedRows, day_parts, find_clicks, find_events, narrow_to_key
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.rawfiles import find_files, fingerprint
 from pipeline.ingest.schema import DataSpec
-from pipeline.ingest.sources import LINE_BITS, Source, wrap_sources
+from pipeline.ingest.sources import LINE_BITS
 from pipeline.ingest.spill import KeyPartitions
 from pipeline.records.dataset import EVENTS, dataset_path
 from pipeline.store.artifacts import Store
@@ -74,9 +74,14 @@ class Repeats:
     def __init__(self, days: int, window: int) -> None:
         self.days, self.window = max(days, window), window
         self._partitions = KeyPartitions()
+        self._dropped: list[int] = []
+        self._clicked: list[int] = []
+        self._later: list[int] = []
+        self._late: dict[int, list[tuple[int, int]]] = {}
+        self._repeated, self._corrected = Counter[int](), Counter[int]()
 
     def add(self, events: pl.DataFrame, kind: int, *, part: int = 0, own_day: int | None = None) -> None:
-        """Add ``events`` (``FOUND``, or without lines) of a ``part`` of the logs whose files are of ``own_day``."""
+        """Add ``events`` (of ``find_events``, or without lines) of a ``part`` of the logs with files of ``own_day``."""
         line = pl.col("line") if "line" in events.columns else pl.lit(0, pl.Int64)
         # If an event has two rows on one day, the row from the files of that day is sorted first and stays.
         away = pl.lit(False) if own_day is None else pl.col("day") != own_day
@@ -94,26 +99,25 @@ class Repeats:
 
     def judge(self) -> RepeatedRows:
         """Decide which rows stay, once all events were added."""
-        verdict = _Verdict(self.days, self.window)
         for events in self._partitions:
             # Most events have a single row, so nothing has to be decided: the slow loop below sees only the others.
             shared = events.filter(pl.len().over("key", "check") > 1)
-            verdict.add(shared.sort("key", "check", "day", "kind", "away", "place"))
-        return verdict.rows()
+            self._decide(shared.sort("key", "check", "day", "kind", "away", "place"))
+        late = {}
+        for day, of_day in sorted(self._late.items()):
+            frame = pl.DataFrame(of_day, schema={"key": pl.UInt64, "check": pl.UInt64}, orient="row")
+            late[day] = frame.sort("key", "check")
+        return RepeatedRows(
+            np.sort(np.array(self._dropped, np.int64)),
+            np.sort(np.array(self._clicked, np.int64)),
+            np.sort(np.array(self._later, np.int64)),
+            late,
+            dict(sorted(self._repeated.items())),
+            dict(sorted(self._corrected.items())),
+        )
 
-
-class _Verdict:
-    """Goes through events in order: by key, day, kind, place."""
-
-    def __init__(self, days: int, window: int) -> None:
-        self.days, self.window = days, window
-        self.dropped: list[int] = []
-        self.clicked: list[int] = []
-        self.later: list[int] = []
-        self.repeated, self.corrected = Counter[int](), Counter[int]()
-        self.late: dict[int, list[tuple[int, int]]] = {}
-
-    def add(self, events: pl.DataFrame) -> None:
+    def _decide(self, events: pl.DataFrame) -> None:
+        # Goes through events in order: by key, day, kind, place.
         current: tuple[int, int] | None = None
         # Day, kind and place of the row that stays, and whether its click is known.
         first: tuple[int, int, int] | None = None
@@ -125,8 +129,8 @@ class _Verdict:
                 first, click_known = (day, kind, place), clicked
                 continue
             if kind == ROW:
-                self.dropped.append(place)
-                self.repeated[day] += 1
+                self._dropped.append(place)
+                self._repeated[day] += 1
             if not clicked or first is None or click_known or not self.window:
                 continue
             first_day, first_kind, first_place = first
@@ -136,27 +140,13 @@ class _Verdict:
             # an earlier dataset: it only keeps further clicks from doing it again.
             click_known = True
             if kind in (ROW, CLICK) and first_kind == FORMER:
-                self.late.setdefault(first_day, []).append((key, check))
+                self._late.setdefault(first_day, []).append((key, check))
             elif kind in (ROW, CLICK):
-                self.clicked.append(first_place)
-                self.corrected[first_day] += 1
+                self._clicked.append(first_place)
+                self._corrected[first_day] += 1
             elif kind == LATER and first_kind == ROW:
-                self.later.append(first_place)
-                self.corrected[first_day] += 1
-
-    def rows(self) -> RepeatedRows:
-        late = {}
-        for day, events in sorted(self.late.items()):
-            frame = pl.DataFrame(events, schema={"key": pl.UInt64, "check": pl.UInt64}, orient="row")
-            late[day] = frame.sort("key", "check")
-        return RepeatedRows(
-            np.sort(np.array(self.dropped, np.int64)),
-            np.sort(np.array(self.clicked, np.int64)),
-            np.sort(np.array(self.later, np.int64)),
-            late,
-            dict(sorted(self.repeated.items())),
-            dict(sorted(self.corrected.items())),
-        )
+                self._later.append(first_place)
+                self._corrected[first_day] += 1
 
 
 _CORRECTED = re.compile(r"corrected/(\d{4}-\d\d-\d\d)\.parquet")
@@ -338,7 +328,6 @@ class EventDigest:
         self.rows = self.total = 0
 
     def add(self, events: pl.DataFrame) -> None:
-        """Add events."""
         # The sum of a hash of each event does not depend on their order. All numbers wrap at 64 bits.
         mixed = events["key"].to_numpy() * np.uint64(0x9E3779B97F4A7C15) ^ events["check"].to_numpy()
         mixed = (mixed ^ events["day"].to_numpy().astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
@@ -352,55 +341,39 @@ class EventDigest:
 
 def figures_by_day(days: Mapping[int, Any]) -> dict[str, Any]:
     """Return figures by day, days since 1970, as JSON holds them."""
-    return {str(EPOCH + timedelta(days=day)): figure for day, figure in sorted(days.items())}
+    return {str(day_of(day)): figure for day, figure in sorted(days.items())}
 
 
 # MiB of a block of a log of clicks.
 CLICKS_MIB = 4
-LogSources = Callable[[date | None, DataSpec], tuple[list[Source], int]]
 
 
 @dataclass(frozen=True)
 class FoundRepeats:
-    """``judged``, and the marks of the sources' parts: of a day, or (None) of the whole log."""
+    """``judged``, and the marks of the sources' parts for ``wrap_sources``."""
 
     judged: RepeatedRows
     marks: dict[date | None, list[list[MarkedRows]]]
 
-    def marked(self, day: date | None, sources: Sequence[Source]) -> list[Source]:
-        """Return the ``sources`` of ``day`` without the rows that are dropped. DataError if there are others now."""
-        return wrap_sources(day, sources, self.marks)
-
 
 def find_repeats(
-    engine: IngestEngine, data: DataConfig, store: Store, spec: DataSpec, logs: LogSources
+    engine: IngestEngine, data: DataConfig, store: Store, spec: DataSpec, sources: LogSources
 ) -> FoundRepeats:
     """Read the events of the logs of ``data``, and judge them with those of the days around."""
-    wanted, count = narrow_to_key(spec), 0
+    wanted, numbers = narrow_to_key(spec), dict[date | None, list[range]]()
     repeats = Repeats(data.dedupe.days, data.label.window_days)
-    groups: list[date | None] = [None]
-    if data.has_file_per_day:
-        groups = [*data.days]
-    # The parts of all sources are numbered consecutively; ``ranges`` has the numbers of each source's parts.
-    ranges: dict[date | None, list[range]] = {}
-    for day in groups:
-        file_day = None if day is None else days.day_number(day)
-        first, parts, ranges[day] = count, list[Source](), []
-        sources, _ = logs(day or next(iter(data.days), None), wanted)
-        for source in sources:
-            of_source = engine.parts(source)
-            ranges[day].append(range(count, count + len(of_source)))
-            parts += of_source
-            count += len(of_source)
-        for number, events in engine.map_blocks(parts, FindEvents(wanted, file_day or 0)):
-            repeats.add(of_named_days(events, data, spec, file_day), ROW, part=first + number, own_day=file_day)
+    for logs in day_parts(engine, data, wanted, sources):
+        numbers[logs.day] = logs.numbers
+        file_day = None if logs.day is None else day_number(logs.day)
+        for at, events in engine.map_blocks(logs.parts, partial(find_events, wanted, file_day or 0)):
+            repeats.add(of_named_days(events, data, spec, file_day), ROW, part=logs.first + at, own_day=file_day)
     for clicks_day in data.days:
         _add_clicks(engine, repeats, data, wanted, clicks_day)
     add_other_days(repeats, data, store)
     judged = repeats.judge()
     marks: dict[date | None, list[list[MarkedRows]]] = {}
-    for day, sources_ranges in ranges.items():
-        marks[day] = [list(map(judged.marks, numbers)) for numbers in sources_ranges]
+    for day, of_sources in numbers.items():
+        marks[day] = [list(map(judged.marks, of_source)) for of_source in of_sources]
     return FoundRepeats(judged, marks)
 
 
@@ -408,9 +381,9 @@ def of_named_days(events: pl.DataFrame, data: DataConfig, spec: DataSpec, file_d
     """Return the events of rows that this dataset takes in: of the days that are named, or of all."""
     if not data.days or not spec.has_day:
         return events
-    if file_day is not None and data.late != "own_day":
+    if file_day is not None and not (data.has_file_per_day and data.late == "own_day"):
         return events.filter(pl.col("day") == file_day)
-    first, last = days.day_number(data.days[0]), days.day_number(data.days[-1])
+    first, last = day_number(data.days[0]), day_number(data.days[-1])
     events = events.filter(pl.col("day").is_between(first, last))
     if file_day is None:
         return events
@@ -420,11 +393,11 @@ def of_named_days(events: pl.DataFrame, data: DataConfig, spec: DataSpec, file_d
 def _add_clicks(engine: IngestEngine, repeats: Repeats, data: DataConfig, spec: DataSpec, day: date) -> None:
     if data.label.late_path is None:
         return
-    path, column = days.filled(data.label.late_path, day), spec.event_key or ""
+    path, column = filled(data.label.late_path, day), spec.event_key or ""
     try:
         files = find_files(path)
     except DataError:
-        raise days.incomplete(day, [f"there are no files at {path} (data.label.late_path)"]) from None
+        raise incomplete(day, [f"there are no files at {path} (data.label.late_path)"]) from None
     keys = DataSpec(
         label=column,
         positive=spec.positive,
@@ -441,5 +414,5 @@ def _add_clicks(engine: IngestEngine, repeats: Repeats, data: DataConfig, spec: 
         event_key=column,
     )
     sources = file_sources(data, keys, files, CLICKS_MIB)
-    for _, events in engine.map_blocks(sources, FindClicks(keys, days.day_number(day))):
+    for _, events in engine.map_blocks(sources, partial(find_clicks, keys, day_number(day))):
         repeats.add(events, CLICK)

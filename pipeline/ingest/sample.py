@@ -57,11 +57,6 @@ class TextFormat:
     header: bool
     strip: bool
 
-    @property
-    def is_criteo(self) -> bool:
-        """Whether it is Criteo's format, whose columns have names that are known."""
-        return self.layout.names == tuple(CRITEO_COLUMNS)
-
 
 @dataclass(frozen=True, kw_only=True)
 class LogSample:
@@ -86,7 +81,6 @@ class LogSample:
 
     @property
     def rows(self) -> int:
-        """Rows of the sample."""
         return self.frame.height
 
 

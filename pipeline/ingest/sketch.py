@@ -89,7 +89,6 @@ class Sketch:
         )
 
     def merge(self, other: Sketch) -> None:
-        """Add the counts of ``other``."""
         self._take_in(other.used, other.rows, other.clicks)
 
     def _take_in(self, used: np.ndarray, rows: np.ndarray, clicks: np.ndarray) -> None:

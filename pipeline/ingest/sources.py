@@ -51,10 +51,6 @@ class RawBlock:
     def read(self) -> RawBlock:
         return self
 
-    def with_frame(self, frame: pl.DataFrame) -> RawBlock:
-        """Return the same rows with other columns."""
-        return replace(self, frame=frame)
-
 
 @dataclass(frozen=True, kw_only=True)
 class TextBlock:
@@ -90,11 +86,9 @@ class Block(Protocol):
     @property
     def file(self) -> str:
         """The file in messages."""
-        ...
 
     def read(self) -> RawBlock:
         """Return the rows, and the lines that are no rows."""
-        ...
 
 
 @contextmanager
@@ -240,7 +234,6 @@ class FrameSource(Source):
     place: str = ""
 
     def blocks(self) -> Iterator[Block]:
-        """Yield all rows at once."""
         lines = np.arange(1, self.rows.height + 1)
         yield RawBlock(frame=self.rows, file=self.label, lines=lines, place=self.place)
 
@@ -256,6 +249,10 @@ def readable(label: str) -> Iterator[None]:
         reason = str(error).splitlines()[0]
         raise DataError(
             f"{label} is not a readable Parquet or ORC file: {reason}", hint="data.format=csv, if it is text"
+        ) from None
+    except pa.ArrowNotImplementedError as error:
+        raise DataError(
+            f"{label} holds what Arrow does not read: {error}", hint="write such columns in another type or compression"
         ) from None
     except PermissionError:
         raise DataError(f"no permission to read {label}", hint="grant read permission on data.path") from None
@@ -317,21 +314,17 @@ class Decompressor(Protocol):
     @property
     def eof(self) -> bool:
         """Whether the stream has ended."""
-        ...
 
     @property
     def needs_input(self) -> bool:
         """Whether it needs more input to unpack anything."""
-        ...
 
     @property
     def unused_data(self) -> bytes:
         """Bytes of its input behind the end of the stream."""
-        ...
 
     def decompress(self, data: bytes, max_length: int = -1) -> bytes:
         """Return at most ``max_length`` more bytes of the text."""
-        ...
 
 
 class Streams(io.RawIOBase):

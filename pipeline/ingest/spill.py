@@ -50,12 +50,10 @@ class Spill:
         return number
 
     def clear(self) -> None:
-        """Forget every block."""
         self.file.truncate(0)
         self.ends = [0]
 
     def block(self, number: int) -> bytes:
-        """Return one block."""
         start, stop = self.ends[number : number + 2]
         parts = []
         # One call reads at most 2 GiB and may return less than it was asked for.
@@ -88,7 +86,6 @@ class KeyPartitions:
         self._rows = 0
 
     def add(self, rows: pl.DataFrame) -> None:
-        """Add ``rows``."""
         self._waiting.append(rows)
         self._rows += rows.height
         if self._rows >= self._most_waiting:

@@ -37,14 +37,14 @@ from pipeline.ingest.delayed_labels import corrected_rows
 from pipeline.ingest.delivered import SOURCES, compared, without_folders
 from pipeline.ingest.engines import IngestEngine, LocalEngine
 from pipeline.ingest.file_source import block_bytes, file_sources
-from pipeline.ingest.histories import BuiltHistories, build_histories, history_marks
+from pipeline.ingest.histories import PartHistories, build_histories, history_marks
 from pipeline.ingest.output import joined, narrowed_groups, write_frame
 from pipeline.ingest.quality import LabelLeakCounts, RejectCounts, check_day, check_kept, distribution, held, verdict
 from pipeline.ingest.rawfiles import find_files, missing_data
 from pipeline.ingest.repeats import FoundRepeats, find_repeats
 from pipeline.ingest.schema import DataSpec
 from pipeline.ingest.schema_of_config import data_spec
-from pipeline.ingest.sources import FrameSource, Source, answering
+from pipeline.ingest.sources import FrameSource, Source, answering, wrap_sources
 from pipeline.ingest.state import continued_state, dataset_schema, make_profile, transforms_json
 from pipeline.ingest.statistics_pass import SplitCounts
 from pipeline.ingest.time_split import find_cut
@@ -68,7 +68,7 @@ def raw_fingerprint(data: DataConfig, store: Store | None = None) -> str:
     ``store``: has the late rows that datasets of other days keep for ``data.day``.
     """
     if data.format == "synthetic":
-        return "-".join([synthetic.VERSION, *history_marks(store, data)])
+        return "-".join([synthetic.VERSION, *repeats.event_marks(data, store), *history_marks(store, data)])
     if data.format == "tables":
         return table_specs.VERSION
     with answering(data.path, store):
@@ -182,7 +182,7 @@ class _IngestRun:
         self.late: dict[int, dict[date | None, list[pl.DataFrame]]] = {}
         self.by_place: list[str] = []
         self.repeats: FoundRepeats | None = None
-        self.histories: BuiltHistories | None = None
+        self.histories: dict[date | None, list[list[PartHistories]]] | None = None
         self.cut: TimeSplit | None = None
         self.kept_events = repeats.EventDigest()
         self.corrected: dict[int, int] = {}
@@ -226,7 +226,7 @@ class _IngestRun:
         # 1. Passes that pass 1 depends on, each once for all days: which rows repeat, where a split by time cuts, and
         #    what users did before each row.
         if self.spec.event_key is not None and self.repeats is None:
-            self.repeats = find_repeats(self.engine, self.data, self.draft.store, self.spec, self._log_sources)
+            self.repeats = find_repeats(self.engine, self.data, self.draft.store, self.spec, self._event_sources)
         if self.data.split.by == "time" and self.cut is None:
             self._find_cut()
         if self.spec.histories and self.histories is None:
@@ -286,9 +286,7 @@ class _IngestRun:
         self.engine.end_day()
 
     def _find_cut(self) -> None:
-        self.cut = find_cut(
-            self.engine, self.data, self.spec, self._event_sources, lambda day: days.day_rule(self.data, day, self.days)
-        )
+        self.cut = find_cut(self.engine, self.data, self.spec, self._event_sources)
         # None means that no row has a label and a time. Pass 1 raises the error that says why.
         if self.cut is None:
             return
@@ -350,9 +348,9 @@ class _IngestRun:
         sources, size = self._log_sources(day, self.spec)
         self.bytes += size
         if self.repeats is not None:
-            sources = self.repeats.marked(day, sources)
+            sources = wrap_sources(day, sources, self.repeats.marks)
         if self.histories is not None:
-            sources = self.histories.added(day, sources)
+            sources = wrap_sources(day, sources, self.histories)
         if day is not None:
             # These rows came with files of an earlier day, where both wrappers were applied to them.
             early = self.late.pop(days.day_number(day), {})
@@ -365,7 +363,7 @@ class _IngestRun:
         sources, _ = self._log_sources(day, spec)
         if self.repeats is None:
             return sources
-        return self.repeats.marked(day, sources)
+        return wrap_sources(day, sources, self.repeats.marks)
 
     def _log_sources(self, day: date | None, spec: DataSpec) -> tuple[list[Source], int]:
         # Returns what was delivered for `day`, or the whole log, with the late rows that other datasets keep for it,

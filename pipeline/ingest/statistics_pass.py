@@ -23,7 +23,7 @@ from pipeline.ingest.labels import kept, sums, typed
 from pipeline.ingest.moments import Moments, lengths_of, measure, moments_of, quantised_moments
 from pipeline.ingest.schema import CONTENT, DAY, DataSpec, DenseSpec
 from pipeline.ingest.sketch import Sketch
-from pipeline.ingest.times import HOUR, TimeSplit, test_hours_from
+from pipeline.ingest.times import HOUR, HOURS_PER_DAY, TimeSplit
 from pipeline.records.dataset import LABEL, ROW_WEIGHT, VALIDATION
 from pipeline.specs.id_mapping import Counts, IdCounts
 
@@ -125,7 +125,6 @@ class Partial:
                 self.prepared[dense.name].merge(quantised_moments(_filtered(frame, dense, rows), dense))
 
     def merge(self, other: Partial) -> None:
-        """Add the counts of ``other``."""
         self.rows += other.rows
         self.positives += other.positives
         for name, moments in self.raw.items():
@@ -188,12 +187,10 @@ class Tally:
     positives: int = 0
 
     def add(self, labels: pl.Series) -> None:
-        """Count rows with these ``labels``."""
         self.rows += len(labels)
         self.positives += int(labels.sum())
 
     def merge(self, other: Tally) -> None:
-        """Add the counts of ``other``."""
         self.rows += other.rows
         self.positives += other.positives
 
@@ -253,7 +250,7 @@ class SplitCounts:
         elif self.cut is not None:
             test = self.cut.is_test(frame)
         elif self.split.by == "hours":
-            test = frame[HOUR] >= test_hours_from(self.split.test_hours)
+            test = frame[HOUR] >= HOURS_PER_DAY - self.split.test_hours
         else:
             assert hashes is not None
             test = hash_split(hashes, self.split.test_share)
@@ -296,7 +293,7 @@ class SplitCounts:
             # Only the last day of a range is split by its hours. The others are train days.
             if self.test is not None:
                 return None
-            return frame[HOUR] >= test_hours_from(split.test_hours + split.validation_hours)
+            return frame[HOUR] >= HOURS_PER_DAY - split.test_hours - split.validation_hours
         assert hashes is not None
         below = split.validation_share
         if split.by == "hash" and self.test is None:
@@ -379,7 +376,6 @@ class SplitCounts:
         return parts
 
     def without_counts(self) -> SplitCounts:
-        """Return everything except the counts of ids."""
         part = copy.copy(self)
         part.train, part.days = self.train.without_counts(), {}
         for day, counted in self.days.items():
@@ -398,13 +394,11 @@ class SplitCounts:
 
     @property
     def rows(self) -> dict[str, int]:
-        """Rows per split."""
         held = sum(day.train.rows + day.validation.rows for day in self.days.values())
         return self._by_split(self.train.rows, self.validation.rows, self.tested.rows + held)
 
     @property
     def positives(self) -> dict[str, int]:
-        """Clicks per split."""
         held = sum(day.train.positives + day.validation.positives for day in self.days.values())
         return self._by_split(self.train.positives, self.validation.positives, self.tested.positives + held)
 

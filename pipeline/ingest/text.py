@@ -46,7 +46,6 @@ class TextLayout:
     numbers: frozenset[str] = frozenset()
 
     def quotes(self, block: bytes) -> bool:
-        """Whether a quote is in ``block``."""
         return self.quote is not None and self.quote.encode() in block
 
 

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import date
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import polars as pl
 
 from pipeline.config.data import DataConfig
 from pipeline.core.errors import DataError
-from pipeline.ingest import events
-from pipeline.ingest.days import day_number
+from pipeline.ingest.days import day_number, day_rule
 from pipeline.ingest.engines import IngestEngine
+from pipeline.ingest.events import LogSources, day_parts, narrow_to_key
 from pipeline.ingest.parse import DayRule, parse
 from pipeline.ingest.schema import DAY, SPLIT_TIME, DataSpec
-from pipeline.ingest.sources import Block, Source
+from pipeline.ingest.sources import Block
 from pipeline.ingest.times import SECONDS_PER_HOUR, TimeSplit, time_text
 
 # Maximum number of times that are told apart: with 16 bytes each, 32 MiB.
 MOST_TIMES = 1 << 21
-Sources = Callable[[date | None, DataSpec], Sequence[Source]]
 
 
 class TimeCounts:
@@ -63,34 +60,23 @@ class TimeCounts:
         return counts[SPLIT_TIME].to_numpy(), counts["rows"].cast(pl.Int64).to_numpy()
 
 
-@dataclass(frozen=True)
-class CountTimes:
-    """Counts the rows of a block by time. ``named``: the first and last wanted day, if rows carry a day.
-
-    Rows that come in files of a day before theirs, as ``rule`` allows, count, too.
-    """
-
-    spec: DataSpec
-    rule: DayRule | None = None
-    named: tuple[int, int] | None = None
-
-    def __call__(self, block: Block) -> pl.DataFrame:
-        """Return columns ``split_time`` and ``rows``, of the rows whose label and time parse."""
-        raw = block.read()
-        parsed = parse(raw.frame.select(list(self.spec.columns)), raw.lines, self.spec, self.rule)
-        frames = [parsed.frame]
-        for rows in parsed.other_days.values():
-            # Line numbers do not matter here: rows are rejected in pass 1.
-            frames.append(parse(rows, np.zeros(rows.height, np.int64), self.spec).frame)
-        frame = pl.concat(frames)
-        if self.named is not None and DAY in frame.columns:
-            frame = frame.filter(pl.col(DAY).is_between(*self.named))
-        return frame.group_by(SPLIT_TIME).agg(pl.len().cast(pl.UInt32).alias("rows"))
+def _count_times(spec: DataSpec, rule: DayRule | None, named: tuple[int, int] | None, block: Block) -> pl.DataFrame:
+    # Returns columns `split_time` and `rows`, of the rows of a block whose label and time parse. `named`: the first and
+    # last wanted day, if rows carry a day. Rows that come in files of a day before theirs, as `rule` allows, count,
+    # too.
+    raw = block.read()
+    parsed = parse(raw.frame.select(list(spec.columns)), raw.lines, spec, rule)
+    frames = [parsed.frame]
+    for rows in parsed.other_days.values():
+        # Line numbers do not matter here: rows are rejected in pass 1.
+        frames.append(parse(rows, np.zeros(rows.height, np.int64), spec).frame)
+    frame = pl.concat(frames)
+    if named is not None and DAY in frame.columns:
+        frame = frame.filter(pl.col(DAY).is_between(*named))
+    return frame.group_by(SPLIT_TIME).agg(pl.len().cast(pl.UInt32).alias("rows"))
 
 
-def find_cut(
-    engine: IngestEngine, data: DataConfig, spec: DataSpec, sources: Sources, rule: Callable[[date], DayRule | None]
-) -> TimeSplit | None:
+def find_cut(engine: IngestEngine, data: DataConfig, spec: DataSpec, sources: LogSources) -> TimeSplit | None:
     """Read the times of the rows of ``data``, and cut them into train and test rows.
 
     Args:
@@ -98,7 +84,6 @@ def find_cut(
         data: Its ``split`` says the share of the test rows, and the gap before them.
         spec: The schema of the log.
         sources: Returns those of a day, or of the whole log, as pass 1 reads them.
-        rule: Returns the rule for rows of other days in the logs of a day.
 
     Returns:
         The cut whose share of test rows is nearest to the one that is asked for: rows of one time stay together. None
@@ -110,7 +95,7 @@ def find_cut(
     # 1. Narrow the schema to what is read of a row to find its time: label, time, day and hour.
     read = {spec.label, spec.day_column, spec.timestamp, spec.hour_column, spec.split_time}
     wanted = replace(
-        events.narrow_to_key(spec),
+        narrow_to_key(spec),
         event_key=None,
         columns={name: override for name, override in spec.columns.items() if name in read},
         split=spec.split,
@@ -118,17 +103,14 @@ def find_cut(
         hour_column=spec.hour_column,
     )
 
-    # 2. Count. A log without files for each day is read once, without a rule for days: `named` chooses the rows.
-    logs: dict[date | None, DayRule | None] = {next(iter(data.days), None): None}
-    if data.days and (data.has_file_per_day or data.format == "synthetic"):
-        logs = {day: rule(day) for day in data.days}
+    # 2. Count. A log that holds all days is read once, without a rule for days: `named` chooses the rows.
     named = None
     if data.days:
         named = day_number(data.days[0]), day_number(data.days[-1])
     counts = TimeCounts()
-    for day, day_rule in logs.items():
-        parts = itertools.chain.from_iterable(map(engine.parts, sources(day, wanted)))
-        for _, counted in engine.map_blocks(list(parts), CountTimes(wanted, day_rule, named)):
+    for logs in day_parts(engine, data, wanted, sources):
+        rule = day_rule(data, logs.day, data.days)
+        for _, counted in engine.map_blocks(logs.parts, partial(_count_times, wanted, rule, named)):
             counts.add(counted)
 
     # 3. Cut.

@@ -292,11 +292,6 @@ def time_text(seconds: int) -> str:
     return str(np.datetime64(seconds, "s")).replace("T", " ")
 
 
-def test_hours_from(test_hours: int) -> int:
-    """Return the first hour of the day whose rows are test rows, if the last ``test_hours`` are."""
-    return HOURS_PER_DAY - test_hours
-
-
 def day_of(
     values: pl.Series,
     text: pl.Series | None,

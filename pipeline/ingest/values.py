@@ -19,7 +19,7 @@ import polars as pl
 from pipeline.core.errors import NightjarError
 from pipeline.core.retrying import passes
 from pipeline.core.units import printable
-from pipeline.ingest.schema import DataSpec
+from pipeline.ingest.schema import DataSpec, is_number
 
 # Records that may fail one by one before any is read. If more fail, the code or the whole file is at fault, and taking
 # a block apart record by record would take hours.
@@ -50,12 +50,16 @@ class RejectedRows:
         self.bad = np.zeros(len(lines), bool)
         self.rejects: list[Reject] = []
 
-    def add(self, mask: np.ndarray, kind: str, reason: Callable[[int], str], column: str = "") -> None:
-        """Reject the rows of ``mask`` that are not rejected yet; ``reason``: says why for a row number of the block."""
+    def add(self, mask: np.ndarray, kind: str, reason: Callable[[int], str] | None = None, column: str = "") -> None:
+        """Reject the rows of ``mask`` that are not rejected yet.
+
+        ``reason``: says why for a row number of the block; None: ``kind`` says it.
+        """
         if not mask.any():
             return
         for index in np.flatnonzero(mask & ~self.bad):
-            self.rejects.append(Reject(int(self.lines[index]), kind, reason(int(index)), column))
+            why = kind if reason is None else reason(int(index))
+            self.rejects.append(Reject(int(self.lines[index]), kind, why, column))
         self.bad |= mask
 
     def add_values(self, wrong: pl.DataFrame, kind: str, reason: Callable[[str | None], str], column: str) -> None:
@@ -149,7 +153,7 @@ class Quarantine:
             record: dict[str, Any] = {"file": file, "line": reject.line, "reason": reject.reason}
             lines.append(json.dumps(record, ensure_ascii=False) + "\n")
         self.rows += len(rejects)
-        # Bytes of a file name that are not UTF-8 are lone surrogates in Python, which cannot be encoded.
+        # What a connector calls its parts may have lone surrogates, which cannot be encoded.
         self.sink.write("".join(lines).encode(errors="replace"))
 
 
@@ -265,9 +269,22 @@ def nulls(kind: type[pl.DataType] | pl.DataType, length: int) -> pl.Series:
     return pl.Series([None], dtype=kind).new_from_index(0, length)
 
 
-def equals(values: pl.Series, word: str) -> pl.Series:
-    """Return where numbers have the value that ``word`` spells: 1 equals 1.0."""
-    try:
-        return (values == float(word)).fill_null(False)
-    except ValueError:
-        return pl.Series([False]).new_from_index(0, len(values))
+def two_classes(
+    values: pl.Series, text: pl.Series | None, positive: str, negative: str
+) -> tuple[pl.Series, pl.Series, pl.Series]:
+    """Return where labels are ``positive``, where they are ``negative``, and their text for messages.
+
+    Numbers are compared by value, because a column of numbers may hold 1 as 1.0. ``text``: None for lists.
+    """
+    if text is None:
+        # A list is no label, so the quarantine shows its text.
+        text = values.cast(pl.List(pl.String)).list.join(",")
+    masks = []
+    for word in (positive, negative):
+        if not values.dtype.is_numeric():
+            masks.append((text == word).fill_null(False))
+        elif is_number(word):
+            masks.append((values == float(word)).fill_null(False))
+        else:
+            masks.append(pl.Series([False]).new_from_index(0, len(values)))
+    return masks[0], masks[1], text

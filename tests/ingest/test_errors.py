@@ -124,6 +124,10 @@ def test_damaged_and_misnamed_files(run_ingest, tmp_path):
     refused(run_ingest, csv_config(tmp_path / "no.csv.zst"), "no.csv.zst is damaged")
     config = csv_config(tmp_path / "a.csv", format="parquet")
     refused(run_ingest, config, "a.csv is not a readable Parquet or ORC file", "data.format=csv")
+    wide = pl.Series("x", [1, 2], dtype=pl.Int128)
+    pl.DataFrame({"label": [0, 1], "c": ["a", "b"], "x": wide}).write_parquet(tmp_path / "wide.parquet")
+    config = csv_config(tmp_path / "wide.parquet", format="parquet")
+    refused(run_ingest, config, "wide.parquet holds what Arrow does not read: Integers with more than 64 bits")
     pl.DataFrame({"label": [1]}).write_parquet(tmp_path / "a.parquet")
     refused(run_ingest, csv_config(tmp_path / "a.parquet"), "is a Parquet file", "data.format=parquet")
 

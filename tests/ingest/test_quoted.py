@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pipeline.config import DenseFeature, SparseFeature
+from pipeline.core.errors import ConfigError
 from pipeline.ingest import text
 from pipeline.ingest.file_source import file_sources
 from pipeline.ingest.rawfiles import find_files
@@ -134,3 +135,11 @@ def test_noise_is_the_same_whatever_the_blocks(tmp_path, noise, size):
         results.append((frame, lines, [(each.line, each.kind) for block in blocks for each in block.rejects]))
     assert results[0][1:] == results[1][1:]
     assert [row[2] for row in results[0][0]] == [row[2] for row in results[1][0]]
+
+
+@pytest.mark.parametrize("quote", ["", "''", "é", ",", "\n"])
+def test_what_cannot_be_a_quote_is_refused(run_ingest, tmp_path, quote):
+    (tmp_path / "a.csv").write_text('label,x,c\n0,1,"a\n1,2,b\n')
+    with pytest.raises(ConfigError, match="data.quote is .*, expected one ASCII character") as told:
+        run_ingest(config(tmp_path / "a.csv", quote=quote))
+    assert told.value.hint.startswith("data.quote=null")

@@ -1,12 +1,14 @@
 """Which files are read, and that a new delivery of the same size is noticed, whatever the file system."""
 
 import datetime
+import os
 import uuid
 
 import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from pipeline.config import SparseFeature
 from pipeline.core.errors import DataError
 from pipeline.ingest.rawfiles import find_files
 from pipeline.ingest.stage import raw_fingerprint
@@ -150,3 +152,23 @@ def test_the_marks_of_local_files_and_of_s3_are_what_they_were(tmp_path):
     assert change_mark(fs, f"{tmp_path}/a", info) == str(info["mtime"])
     s3 = {"ETag": '"abc"', "LastModified": datetime.datetime.now(), "size": 1, "VersionId": "1", "StorageClass": "x"}
     assert change_mark(fs, "b/a", s3) == '"abc"'
+
+
+def test_names_of_files_need_not_be_utf8(run_ingest, tmp_path):
+    lines = ["label,x,c", *(f"{i % 2},{i},id{i % 5}" for i in range(100)), "1,2"]
+    marks = set()
+    for name in (b"a\xff.csv", b"a\xfe.csv"):
+        folder = tmp_path / f"logs{len(marks)}"
+        folder.mkdir()
+        (folder / os.fsdecode(name)).write_text("\n".join(lines) + "\n")
+        os.utime(folder / os.fsdecode(name), (1_700_000_000, 1_700_000_000))
+        config = csv_config(folder)
+        marks.add(raw_fingerprint(config.data))
+        dataset = run_ingest(config)
+        assert dataset.summary["rows"] == 101
+        assert [line["file"] for line in dataset.quarantine] == [f"a\\udc{name[1]:x}.csv"]
+        assert "checksum" in dataset.json("sources.json")
+        with pytest.raises(DataError) as told:
+            run_ingest(csv_config(folder, sparse={"d": SparseFeature()}))
+        assert str(told.value).encode()  # as pages and logs write it
+    assert len(marks) == 2

@@ -13,7 +13,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.config import DedupeConfig, IngestConfig, LabelConfig, SparseFeature, SplitConfig
+from pipeline.config import (
+    Config,
+    DataConfig,
+    DedupeConfig,
+    HardwareConfig,
+    IngestConfig,
+    LabelConfig,
+    SparseFeature,
+    SplitConfig,
+)
 from pipeline.config.sequences import EventColumn, SequenceConfig
 from pipeline.core.errors import ConfigError, DataError
 from pipeline.ingest import spill
@@ -178,6 +187,34 @@ def test_a_click_corrects_a_row_once():
         assert judged.repeated == {3: 1}
 
 
+def synthetic(day: str, days: int = 0) -> Config:
+    sparse = {"C1": SparseFeature(min_count=1)}
+    dedupe, split = DedupeConfig(key="C1", days=days), SplitConfig(test_share=0.0)
+    data = DataConfig(name="s", format="synthetic", sparse=sparse, dedupe=dedupe, split=split, day=day)
+    data.synthetic.rows, data.synthetic.ids_per_feature, data.synthetic.new_ids = 2000, 500, 0.2
+    return Config(stages=["ingest"], data=data, hardware=HardwareConfig(name="x"))
+
+
+def test_of_a_synthetic_range_the_events_of_every_day_are_read(tmp_path):
+    days = ("2026-01-01", "2026-01-02")
+    once = Nights(tmp_path / "once").ingest(synthetic("..".join(days)))
+    alone = [Nights(tmp_path / day).ingest(synthetic(day)) for day in days]
+    assert once.summary["rows"] == 4000
+    assert once.summary["rows_repeated"] == sum(each.summary["rows_repeated"] for each in alone)
+    assert once.split("train")["day"].value_counts(sort=True)["count"].to_list() == sorted(
+        (each.summary["rows_train"] for each in alone), reverse=True
+    )
+
+
+def test_a_synthetic_day_is_made_anew_once_the_day_before_has_events(tmp_path):
+    nights = Nights(tmp_path)
+    first = nights.ingest(synthetic("2026-01-02", days=1))
+    nights.ingest(synthetic("2026-01-01", days=1))
+    again = nights.ingest(synthetic("2026-01-02", days=1))
+    assert again.artifact.key != first.artifact.key
+    assert again.summary["rows_repeated"] > first.summary["rows_repeated"]
+
+
 def test_blocks_files_and_rows_without_a_key(run_ingest, tmp_path):
     lines = [f"{i % 2},id{i % 5},{'' if i % 50 == 7 else f'e{i % 300}'}" for i in range(1000)]
     (tmp_path / "logs").mkdir()
@@ -330,6 +367,7 @@ def nights_pair(tmp_path):
         ({"dedupe": DedupeConfig()}, "data.label.window_days is 2, but data.dedupe.key is null"),
         ({"label": LabelConfig(window_days=2, late_path="clicks.csv")}, "data.label.late_path has no {day}"),
         ({"label": LabelConfig(late_path="{day}.csv")}, "late_path is set, but data.label.window_days is 0"),
+        ({"format": "synthetic"}, "late_path is set, but .* data.format=synthetic is no format of files"),
     ],
 )
 def test_settings_that_cannot_act_are_refused(tmp_path, changes, message):

@@ -65,7 +65,6 @@ class Avro(Columnar):
     name = "avro"
 
     def schema(self, stream: BinaryIO) -> pa.Schema:
-        """Read the schema from the file's header."""
         with _decoding():
             return arrow_schema(_reader(stream).writer_schema)
 

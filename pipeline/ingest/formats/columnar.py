@@ -154,7 +154,6 @@ class Parquet(Columnar):
     name = "parquet"
 
     def schema(self, stream: BinaryIO) -> pa.Schema:
-        """Read the schema from the file's last bytes."""
         return pq.ParquetFile(stream).schema_arrow
 
     def parts(self, source: BinaryIO, file: LogFile, part_bytes: int) -> list[LogFile]:
@@ -182,7 +181,6 @@ class Parquet(Columnar):
             yield from file.iter_batches(batch_size=rows, columns=columns, row_groups=wanted)
 
     def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
-        """Count rows by the file's last bytes."""
         return int(pq.ParquetFile(stream).metadata.num_rows)
 
 
@@ -205,7 +203,6 @@ class Orc(Columnar):
     name = "orc"
 
     def schema(self, stream: BinaryIO) -> pa.Schema:
-        """Read the schema from the file's last bytes."""
         return orc.ORCFile(stream).schema
 
     def batches(
@@ -220,7 +217,6 @@ class Orc(Columnar):
                 yield stripe.slice(first, rows)
 
     def rows(self, stream: BinaryIO, data: DataConfig, enough: int) -> int:
-        """Count rows by the file's last bytes."""
         return int(orc.ORCFile(stream).nrows)
 
 

@@ -126,11 +126,9 @@ class Csv(Delimited):
     name = "csv"
 
     def header_lines(self, data: DataConfig) -> int:
-        """Count the line of names, if there is one."""
         return int(data.header)
 
     def quote(self, data: DataConfig) -> str | None:
-        """Return the character that the schema names."""
         return data.quote
 
     def layout(self, data: DataConfig, header: bytes | None) -> TextLayout:
@@ -140,6 +138,11 @@ class Csv(Delimited):
             raise ConfigError(
                 f"data.separator is {data.separator!r}, expected one ASCII character",
                 hint="data.separator=',' and data.strip=true, if blanks surround it",
+            )
+        if data.quote is not None and (len(data.quote.encode()) != 1 or data.quote in (separator, "\n", "\r")):
+            raise ConfigError(
+                f"data.quote is {data.quote!r}, expected one ASCII character that is not data.separator, or null",
+                hint="data.quote=null where nothing surrounds the fields",
             )
         if header is not None:
             return TextLayout(names=_names(header, separator, data.quote), separator=separator, quote=data.quote)

@@ -109,7 +109,7 @@ class BigQuerySnapshot(Snapshot):
         return Delivery(parts=len(session.streams), bytes=session.estimated_total_bytes_scanned)
 
     def sources(self, day: date | None, spec: DataSpec, block_bytes: int) -> list[Source]:
-        session = self._session(day, spec)
+        session = self._session(day)
         # Keep the schema as bytes, taken out of the message once: sources are sent to other processes.
         schema = session.arrow_schema.serialized_schema
         sources: list[Source] = []
@@ -142,9 +142,11 @@ class BigQuerySnapshot(Snapshot):
         """A session of one stream of all columns, which gives their types."""
         return self._create(ReadSession.TableReadOptions(), streams=1)
 
-    def _session(self, day: date | None, spec: DataSpec | None = None) -> Any:
+    def _session(self, day: date | None) -> Any:
+        # One session for all passes, of all columns of the schema: another one may deal the rows to its streams
+        # differently, and a row is known by its stream and its place there.
         if day not in self._sessions:
-            spec = spec or data_spec(self.data)
+            spec = data_spec(self.data)
             schema = _schema(self._whole)
             require_columns(spec, schema.names, self.version, header=False)
             check_types(spec, schema, self.version)

@@ -24,7 +24,7 @@ import polars as pl
 from pipeline.config.data import DataConfig
 from pipeline.core.errors import ConfigError, DataError, UnreachableError
 from pipeline.core.retrying import retried
-from pipeline.ingest.formats import format_named
+from pipeline.ingest.formats import FORMATS
 from pipeline.ingest.formats.file_format import LogFile
 from pipeline.ingest.formats.json_lines import TELLING_LINES, json_frame, object_lines
 from pipeline.ingest.schema import DataSpec, require_columns
@@ -82,7 +82,7 @@ class LineDecoder(Decoder):
             file = replace(file, start=0, first_line=1)
             text = text[1:]
         frames, lines, rejects = [], [], []
-        for block in format_named(self.data.format).blocks(io.BytesIO(text), file):
+        for block in FORMATS[self.data.format].blocks(io.BytesIO(text), file):
             read = block.read()
             frames.append(read.frame)
             lines.append(read.lines)

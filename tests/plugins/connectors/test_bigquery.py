@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from google.cloud.bigquery_storage_v1 import types
 
-from pipeline.config import SparseFeature, WatermarkConfig
+from pipeline.config import DedupeConfig, SparseFeature, SplitConfig, WatermarkConfig
 from pipeline.core.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.days import day_state
 from pipeline.ingest.sample import read_sample
@@ -124,6 +124,25 @@ def test_the_dataset_is_that_of_the_same_rows_in_parquet(run_ingest, tmp_path, m
     assert len(server.broken) == streams, "streams that broke were taken up where they broke"
     assert dataset.summary["snapshot"] == "shop.ads.clicks as of 2026-02-02T12:00:00+00:00"
     assert sorted(server.sessions[-1].read_options.selected_fields) == ["b", "c", "label", "n", "t", "x"]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"dedupe": DedupeConfig(key="n")},
+        {"timestamp": "time", "split": SplitConfig(by="time", test_share=0.3)},
+        {"day": "2026-01-30..2026-02-01", "day_column": "date", "dedupe": DedupeConfig(key="n")},
+    ],
+)
+def test_passes_before_the_first_one_read_the_session_of_all_columns(run_ingest, tmp_path, server, changes):
+    server.tables["shop.ads.clicks"] = [(BEFORE, of_days())]
+    of_days().write_parquet(tmp_path / "log.parquet")
+    expected = run_ingest(test_delta.config(tmp_path / "log.parquet", "parquet", **changes))
+    dataset = run_ingest(config(server, **changes))
+    assert dataset.summary.get("rows_repeated") == expected.summary.get("rows_repeated")
+    assert dataset.all_rows.sort(pl.all()).equals(expected.all_rows.sort(pl.all()))
+    # One to learn the types, and one for each day: another session may deal the rows to its streams differently.
+    assert len(server.sessions) == 1 + max(len(config(server, **changes).data.days), 1)
 
 
 LATER = [pl.Datetime("us"), pl.String, "packed"]  # the clauses of a time without a zone, of a day as text, as a number

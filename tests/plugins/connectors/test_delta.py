@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from pipeline.config import DenseFeature, SparseFeature, WatermarkConfig
+from pipeline.config import DedupeConfig, DenseFeature, SparseFeature, SplitConfig, WatermarkConfig
+from pipeline.config.sequences import EventColumn, HistoryConfig, SequenceConfig
 from pipeline.core.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.days import day_state, delivered_mark
 from pipeline.ingest.stage import ingest, raw_fingerprint
@@ -75,6 +76,30 @@ def test_a_day_is_read_from_the_files_that_may_hold_it(run_ingest, tmp_path, par
     pruned = partitioned or "timestamp" in column or "day_column" in column
     assert (dataset.summary["rows_other_days"] == 0) == pruned
     assert dataset.summary["bytes_in"] < sum(f.stat().st_size for f in (tmp_path / "table").rglob("*.parquet")) / 2
+
+
+@pytest.mark.parametrize("earlier_pass", ["repeats", "times", "histories"])
+def test_every_pass_reads_all_days_of_a_range(run_ingest, tmp_path, earlier_pass):
+    """The files of a day are those that may hold it: passes before the first one read those of every day, too."""
+    frame = of_days()
+    for _, rows in frame.group_by("date", maintain_order=True):
+        commit(tmp_path / "table", rows, partition_by=["date"])
+    frame.write_parquet(tmp_path / "log.parquet")
+    seen = SequenceConfig(
+        features={"c": EventColumn(table="c")}, max_length=3, target="c", history=HistoryConfig(by="n", days=1)
+    )
+    changes = {
+        "repeats": {"day_column": "date", "dedupe": DedupeConfig(key="c")},
+        "times": {"timestamp": "time", "split": SplitConfig(by="time", test_share=0.3)},
+        "histories": {"timestamp": "time", "sequences": {"seen": seen}},
+    }[earlier_pass]
+    days = {"day": "2026-01-30..2026-02-01", **changes}
+    expected = run_ingest(config(tmp_path / "log.parquet", "parquet", **days))
+    dataset = run_ingest(config(tmp_path / "table", **days))
+    assert dataset.summary["rows"] == expected.summary["rows"]
+    assert dataset.summary.get("split_time") == expected.summary.get("split_time")
+    assert dataset.summary.get("rows_repeated") == expected.summary.get("rows_repeated")
+    assert dataset.all_rows.sort(pl.all()).equals(expected.all_rows.sort(pl.all()))
 
 
 def test_a_commit_of_another_day_leaves_the_fingerprint_of_a_day(tmp_path):
