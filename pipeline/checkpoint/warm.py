@@ -22,9 +22,11 @@ from pipeline.checkpoint.reader import (
     read_state,
     restore_dense,
 )
+from pipeline.config.sequences import event_feature
 from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.embeddings.tables import TableSpec
 from pipeline.records.checkpoint import TableSize
+from pipeline.records.dataset import DatasetSchema
 from pipeline.store.artifacts import Store
 from pipeline.store.manifest import Artifact
 
@@ -155,6 +157,18 @@ def _describe_tables(
         if name not in source_of.values():
             lines.append(f"table {name} of the checkpoint: not loaded")
     return lines
+
+
+def feature_order(schema: DatasetSchema) -> dict[str, list[str]]:
+    """Return the features by group of ``data``, in the order in which a model of ``schema`` takes them."""
+    order = {"dense": list(schema.dense), "sparse": [column.name for column in schema.sparse]}
+    if schema.sequences:
+        order["sequences"] = [sequence.name for sequence in schema.sequences]
+    for sequence in schema.sequences:
+        # The embeddings of an event's features lie side by side.
+        start = event_feature(sequence.name, "")
+        order[f"sequences.{sequence.name}.features"] = [column.name.removeprefix(start) for column in sequence.columns]
+    return order
 
 
 def check_order(

@@ -202,7 +202,8 @@ def _write_and_judge(
 def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draft: Draft) -> WrittenModel:
     # Writes tables, dense program, transforms, id mappings and configuration, all complete on every rank at the return.
     from pipeline.checkpoint.collectives import run_on_rank0
-    from pipeline.checkpoint.reader import ChainReader
+    from pipeline.checkpoint.reader import ChainReader, read_state
+    from pipeline.checkpoint.warm import check_order, feature_order
     from pipeline.stages.release_ranks import write_tables
     from pipeline.training.parquet import SplitReader
 
@@ -210,7 +211,11 @@ def _write_model(config: Config, store: Store, inputs: dict[str, Artifact], draf
     schema = SplitReader(store, inputs["ingest"], "test").schema
     readers = []
     for member in members:
-        readers.append(ChainReader(store, store.get(member.checkpoint, "train")))
+        checkpoint = store.get(member.checkpoint, "train")
+        # Keys do not cover the order of features, and the version takes the dataset's.
+        order = read_state(store, checkpoint)["train"].get("order", {})
+        check_order(order, feature_order(schema), member.checkpoint)
+        readers.append(ChainReader(store, checkpoint))
     not_finite = dict[str, int]()
     tables = write_tables(
         draft,

@@ -14,7 +14,6 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor, KeyedTensor
 
 from pipeline.config.model import ModelConfig
-from pipeline.config.sequences import event_feature
 from pipeline.config.train import TrainConfig
 from pipeline.core.errors import ConfigError
 from pipeline.core.logs import hide_tracing_advice
@@ -493,18 +492,6 @@ class Sharded:
     dense_part: DensePart
     rows: RowAccess
     towers: TowerEmbeddings | None = None
-
-
-def feature_order(schema: DatasetSchema) -> dict[str, list[str]]:
-    """Return the features by group of ``data``, in the order in which a model of ``schema`` takes them."""
-    order = {"dense": list(schema.dense), "sparse": [column.name for column in schema.sparse]}
-    if schema.sequences:
-        order["sequences"] = [sequence.name for sequence in schema.sequences]
-    for sequence in schema.sequences:
-        # The embeddings of an event's features lie side by side.
-        start = event_feature(sequence.name, "")
-        order[f"sequences.{sequence.name}.features"] = [column.name.removeprefix(start) for column in sequence.columns]
-    return order
 
 
 def assemble(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from pipeline.checkpoint.collectives import all_gather_records
 from pipeline.checkpoint.reader import RestoreTarget, restore
-from pipeline.checkpoint.warm import check_order
+from pipeline.checkpoint.warm import check_order, feature_order
 from pipeline.embeddings.sharding import whole_tables_pay
 from pipeline.embeddings.single_rank_lookup import bypass_exchange
 from pipeline.embeddings.tables import dense_parameters
@@ -34,7 +34,7 @@ from pipeline.training.batches import BatchReader
 from pipeline.training.distributed import connect, shared_failure, workers_of
 from pipeline.training.guards import GuardFigures
 from pipeline.training.memory import open_row_store
-from pipeline.training.model import assemble, feature_order
+from pipeline.training.model import assemble
 from pipeline.training.parquet import SplitReader
 from pipeline.training.sampler import BatchSampler, Order, shuffle_key
 from pipeline.training.sequence_vectors import SequenceEncoders

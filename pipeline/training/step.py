@@ -26,6 +26,7 @@ from torchrec.distributed.train_pipeline import (
 from torchrec.distributed.types import Awaitable
 from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
 
+from pipeline.checkpoint.warm import feature_order
 from pipeline.config.train import TrainConfig
 from pipeline.core.errors import ConfigError
 from pipeline.core.units import MIB
@@ -43,7 +44,7 @@ from pipeline.towers.links import Links
 from pipeline.towers.transform import Sent, TowerEmbeddings
 from pipeline.training.batches import Batch
 from pipeline.training.distributed import seed_step, workers_of
-from pipeline.training.model import TOWERS, Output, Sharded, assemble, feature_order
+from pipeline.training.model import TOWERS, Output, Sharded, assemble
 from pipeline.training.optimizer import AVERAGE, COUNT, Average, Optimizers
 from pipeline.training.profiling import Speed
 from pipeline.training.settings import ModelSettings

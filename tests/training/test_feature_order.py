@@ -33,19 +33,22 @@ def said(tmp_path_factory):
     (folder / "log.csv").write_text("\n".join(rows) + "\n")
     given = ["run", *DATA, *TRAIN, f"data.path={folder / 'log.csv'}", f"store={folder / 'store'}"]
     evaluate = [*FIRST, "run=a", "force=true", "stages=[evaluate]"]
+    publish = [*FIRST, "run=a", "gate.min_rows=100", "stages=[publish]"]
     commands = {
         "first": [*FIRST, "run=a"],
         "anew": [*TURNED, "run=b", "force=true", "stages=[ingest]"],
+        "publish": publish,
         "evaluate": evaluate,
         "longer": [*FIRST, "run=a", "train.epochs=3", "stages=[train]"],
         "mended": [*FIRST, "run=a", "force=true", "stages=[ingest]"],
         "evaluate again": evaluate,
+        "publish again": publish,
     }
     return dict(zip(commands, nightjar_in_turn([[*given, *each] for each in commands.values()]), strict=True))
 
 
-@pytest.mark.parametrize("command", ["evaluate", "longer"])
-def test_scores_and_further_steps_of_columns_that_moved_are_refused(said, command):
+@pytest.mark.parametrize("command", ["evaluate", "publish", "longer"])
+def test_scores_versions_and_further_steps_of_columns_that_moved_are_refused(said, command):
     assert said["first"].returncode == said["anew"].returncode == 0, said["anew"].stderr
     assert said[command].returncode == 2, said[command].stderr
     words = " ".join(said[command].stderr.split())
@@ -54,5 +57,5 @@ def test_scores_and_further_steps_of_columns_that_moved_are_refused(said, comman
 
 
 def test_the_remedy_of_the_message_helps(said):
-    for command in ("mended", "evaluate again"):
+    for command in ("mended", "evaluate again", "publish again"):
         assert said[command].returncode == 0, said[command].stderr
