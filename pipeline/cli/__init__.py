@@ -16,7 +16,6 @@ from pipeline.cli.commands import (
     demo,
     doctor,
     explain,
-    init,
     judge,
     nights,
     plans,
@@ -101,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def find_commands() -> list[Command]:
     """Return all commands, in the order of ``nightjar --help``."""
     known = run.commands()
-    for family in (init, demo, plans, ckpt, published, judge, calibrate, nights, explain, doctor, runs):
+    for family in (demo, plans, ckpt, published, judge, calibrate, nights, explain, doctor, runs):
         known += family.COMMANDS
     known += run.INTERNAL
     for package, added in load_hooks("nightjar.commands").items():

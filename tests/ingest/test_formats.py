@@ -20,8 +20,8 @@ from pipeline.config.data import FORMATS
 from pipeline.core.errors import DataError, NightjarError
 from pipeline.ingest.formats import FORMATS as FILE_FORMATS
 from pipeline.ingest.formats.json_lines import JsonBlock, Several
-from pipeline.ingest.infer import infer
-from pipeline.ingest.sample import read_sample
+from pipeline.plugins.init.infer import infer
+from pipeline.plugins.init.sample import read_sample
 from tests.ingest.conftest import csv_config
 
 PACK = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.cli.commands.command import Command, columns, complain, show, tell
-from pipeline.cli.commands.init import ROWS_PER_SECOND
-from pipeline.cli.commands.run import run_code
+from pipeline.cli.commands.run import ROWS_PER_SECOND, run_code
 from pipeline.core import logs
 from pipeline.core.errors import SIGNALLED, UNEXPECTED, ConfigError
 from pipeline.core.logs import CLEAR_LINE

@@ -15,9 +15,9 @@ from google.cloud.bigquery_storage_v1 import types
 from pipeline.config import DedupeConfig, SparseFeature, SplitConfig, WatermarkConfig
 from pipeline.core.errors import ConfigError, DataError, UnreachableError
 from pipeline.ingest.days import day_state
-from pipeline.ingest.sample import read_sample
 from pipeline.ingest.stage import raw_fingerprint
 from pipeline.plugins.connectors import bigquery_table
+from pipeline.plugins.init.sample import read_sample
 from tests.ingest.test_formats import log
 from tests.plugins.connectors import test_delta
 from tests.plugins.connectors.test_delta import DAY, of_days, pinned

@@ -16,8 +16,10 @@ from scipy.special import xlogy
 from pipeline.config.features import MOST_ROWS, TAKEN_NAMES
 from pipeline.config.ingest import ChecksConfig
 from pipeline.evaluation.metrics import grouped_auc
-from pipeline.ingest.code_columns import why_codes
-from pipeline.ingest.columns import (
+from pipeline.ingest.quality import left_out_auc
+from pipeline.ingest.values import strings_of
+from pipeline.plugins.init.code_columns import why_codes
+from pipeline.plugins.init.columns import (
     BINS,
     MISSING_NUMBERS,
     MISSING_WORDS,
@@ -38,10 +40,8 @@ from pipeline.ingest.columns import (
     width_of,
     without_broken_times,
 )
-from pipeline.ingest.label_choice import choose_label, happened, label_classes, only_among
-from pipeline.ingest.quality import left_out_auc
-from pipeline.ingest.sample import LogSample
-from pipeline.ingest.values import strings_of
+from pipeline.plugins.init.label_choice import choose_label, happened, label_classes, only_among
+from pipeline.plugins.init.sample import LogSample
 from pipeline.records.dataset import LABEL, RESERVED_ROWS, TRUE_PROBABILITY
 
 # Minimum share of different values for a value to be taken to name its row.

@@ -6,10 +6,10 @@ import json
 import re
 
 from pipeline.core.units import plural
-from pipeline.ingest.columns import zone_of
-from pipeline.ingest.infer import Guess, Schema, feature_name
-from pipeline.ingest.sample import LogSample
 from pipeline.ingest.schema import CRITEO_COLUMNS
+from pipeline.plugins.init.columns import zone_of
+from pipeline.plugins.init.infer import Guess, Schema, feature_name
+from pipeline.plugins.init.sample import LogSample
 from pipeline.specs.connector import CONNECTORS
 
 _PLAIN = re.compile(r"[A-Za-z_][\w-]*")

@@ -6,9 +6,9 @@ import numpy as np
 import polars as pl
 import pytest
 
-from pipeline.ingest.code_columns import why_codes
-from pipeline.ingest.infer import _ID_NAMES, infer
-from pipeline.ingest.sample import read_sample
+from pipeline.plugins.init.code_columns import why_codes
+from pipeline.plugins.init.infer import _ID_NAMES, infer
+from pipeline.plugins.init.sample import read_sample
 
 ROWS = 8000
 

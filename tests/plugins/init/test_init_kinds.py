@@ -14,9 +14,9 @@ import pytest
 
 from pipeline import cli
 from pipeline.core.errors import DataError
-from pipeline.ingest.columns import text_vector, with_maps
-from pipeline.ingest.sample import read_sample
-from tests.ingest.test_init import by_name, clicks, composed, guessed
+from pipeline.plugins.init.columns import text_vector, with_maps
+from pipeline.plugins.init.sample import read_sample
+from tests.plugins.init.test_init import by_name, clicks, composed, guessed
 
 ROWS = 1500
 

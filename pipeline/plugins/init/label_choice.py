@@ -8,7 +8,7 @@ import re
 import numpy as np
 
 from pipeline.core.errors import DataError
-from pipeline.ingest.columns import (
+from pipeline.plugins.init.columns import (
     NUMERIC_SHARE,
     SampleColumn,
     describe_others,

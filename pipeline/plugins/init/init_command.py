@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pipeline.cli.commands.command import Command, show
-from pipeline.cli.commands.run import run_and_complain
+from pipeline.cli.commands.run import ROWS_PER_SECOND, run_and_complain
 from pipeline.config.data import connector_at
 from pipeline.core import logs, units
 from pipeline.core.errors import ConfigError, GateHeldError
@@ -21,8 +21,8 @@ from pipeline.specs import STAGES
 from pipeline.specs.connector import CONNECTORS
 
 if TYPE_CHECKING:
-    from pipeline.ingest.infer import Schema
-    from pipeline.ingest.sample import LogSample
+    from pipeline.plugins.init.infer import Schema
+    from pipeline.plugins.init.sample import LogSample
 
 # Polars takes a while to import, so it is imported where it is used.
 
@@ -33,8 +33,6 @@ EPILOG = """\
   nightjar init delta:s3://lake/clicks              a Delta Lake table; iceberg:lake.ads.clicks an Iceberg one
   nightjar init clicks.csv --run                    and a first run with it, from the log to the gate's verdict
 """
-# Rows per second that a run processes from log to verdict on two cores, for an estimate.
-ROWS_PER_SECOND = 25_000
 # A run that takes longer is announced with its time.
 LONG_SECONDS = 300
 
@@ -60,9 +58,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _init(options: argparse.Namespace) -> int:
     from pipeline.config.compose import conf_directory
     from pipeline.config.fields import check_name
-    from pipeline.ingest.draft_schema import schema_yaml
-    from pipeline.ingest.infer import infer
-    from pipeline.ingest.sample import read_sample
+    from pipeline.plugins.init.draft_schema import schema_yaml
+    from pipeline.plugins.init.infer import infer
+    from pipeline.plugins.init.sample import read_sample
 
     if not options.path.strip():
         # An empty path would be the current directory, with whatever lies there.
@@ -251,4 +249,12 @@ def name_of(path: str) -> str:
     return "clicks"
 
 
-COMMANDS = (Command("init", "write the schema of your own log, guessed from a sample of it", _add_arguments, EPILOG),)
+COMMANDS = (
+    Command(
+        "init",
+        "write the schema of your own log, guessed from a sample of it",
+        _add_arguments,
+        EPILOG,
+        after="publish",
+    ),
+)

@@ -22,17 +22,17 @@ from pyarrow import orc
 from pipeline.config.data import DataConfig, connector_at
 from pipeline.core.errors import DataError
 from pipeline.core.units import MIB
-from pipeline.ingest.columns import MISSING_NUMBERS, with_maps
 from pipeline.ingest.file_source import partition_values
 from pipeline.ingest.formats.avro import Avro
 from pipeline.ingest.formats.columnar import frame_of
 from pipeline.ingest.formats.file_format import BOM, lines_end_with_cr, require_text
 from pipeline.ingest.formats.json_lines import object_lines, of_usual_kinds, with_ones
-from pipeline.ingest.label_choice import is_label_name
 from pipeline.ingest.rawfiles import LogFiles, find_files, is_missing_data
 from pipeline.ingest.schema import CRITEO_COLUMNS, is_number
 from pipeline.ingest.sources import decompressed, readable
 from pipeline.ingest.text import TextLayout, read_lines, records
+from pipeline.plugins.init.columns import MISSING_NUMBERS, with_maps
+from pipeline.plugins.init.label_choice import is_label_name
 from pipeline.specs.connector import Connector
 
 # Rows of a sample, and bytes of text that are read for them.

@@ -15,10 +15,10 @@ from pipeline import cli
 from pipeline.config import Config
 from pipeline.config.compose import compose
 from pipeline.core.errors import DataError
-from pipeline.ingest.infer import Schema, infer
-from pipeline.ingest.sample import day_pattern, has_header, read_sample, text_format
+from pipeline.plugins.init.infer import Schema, infer
+from pipeline.plugins.init.sample import day_pattern, has_header, read_sample, text_format
 
-SHARED = Path(__file__).parents[3] / "shared/data"
+SHARED = Path(__file__).parents[4] / "shared/data"
 
 
 def clicks(rows: int = 4000) -> pl.DataFrame:
@@ -450,7 +450,7 @@ def test_a_long_log_is_sampled_and_its_rows_are_estimated(work, monkeypatch):
     Path("logs").mkdir()
     for number in range(20):
         Path(f"logs/{number:02}.csv").write_text("label,c\n" + "1,a\n0,b\n" * 500)
-    monkeypatch.setattr("pipeline.ingest.sample.BYTES", 8000)
+    monkeypatch.setattr("pipeline.plugins.init.sample.BYTES", 8000)
     sample = read_sample("logs")
     assert sample.files == 20 and sample.rows < 4000
     assert sample.total == pytest.approx(20_000, rel=0.1)
@@ -484,7 +484,7 @@ def test_an_array_of_json_is_told_however_long_its_line_is(work, capsys, monkeyp
     Path("log.json").write_text(json.dumps(rows, indent=indent))
     assert cli.main(["init", "log.json"]) == 3
     assert "log.json is an array of JSON" in capsys.readouterr().err
-    monkeypatch.setattr("pipeline.ingest.sample.BYTES", 4000)
+    monkeypatch.setattr("pipeline.plugins.init.sample.BYTES", 4000)
     assert cli.main(["init", "log.json"]) == 3
     assert "jq -c" in capsys.readouterr().err
 
@@ -494,7 +494,7 @@ def test_lines_that_end_with_cr_alone_are_told_however_many_there_are(work, caps
     clicks(200).write_csv("lf.csv", include_header=header)
     Path("cr.csv").write_bytes(Path("lf.csv").read_bytes().replace(b"\n", b"\r"))
     for size in (64 << 20, 4000):
-        monkeypatch.setattr("pipeline.ingest.sample.BYTES", size)
+        monkeypatch.setattr("pipeline.plugins.init.sample.BYTES", size)
         assert cli.main(["init", "cr.csv"]) == 3
         err = capsys.readouterr().err
         assert "the lines of cr.csv end with CR alone" in err and "tr '\\r' '\\n' < FILE > FILE.lf" in err
