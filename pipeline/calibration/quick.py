@@ -16,7 +16,7 @@ import numpy as np
 from pipeline.calibration.fit import fit_steps, slower_kernels
 from pipeline.calibration.machine_figures import copy_rate, fit_alone, step_time, whole_tables
 from pipeline.calibration.measured_ranks import run_ranks
-from pipeline.calibration.timing import time_kernels, time_links
+from pipeline.calibration.timing import product_rate, time_kernels, time_links
 from pipeline.calibration.trial import DENSE, Drawn, Trial, draw
 from pipeline.config import Config
 from pipeline.config.hardware import HardwareConfig
@@ -44,10 +44,9 @@ TRIALS = (
     # One whose values exceed the caches.
     Trial(rows=(10_000,) * 26, zipf=1.1, dim=16, bottom=(), top=(64,), batch=8_192, ranker="deepfm"),
 )
-# Usual figures of a CPU, whose proportions guide a fit to few times.
-USUAL = HardwareConfig(
-    name="usual", dense_gflop_per_s=1_000.0, moved_gb_per_s=6.0, operation_us=20.0, step_overhead_ms=0.5
-)
+# Usual figures of a CPU, whose proportions guide a fit to few times. The rate of products differs tenfold between CPUs
+# with and without AMX, float32 and bf16, so it is measured.
+USUAL = HardwareConfig(name="usual", moved_gb_per_s=6.0, operation_us=20.0, step_overhead_ms=0.5)
 # Numbers of batches. With several ranks, the pipeline reads ahead of its steps. The reader must not come to its end.
 WARM_UP, STEPS, AHEAD = 2, 5, 3
 BATCHES = WARM_UP + STEPS + 2 * AHEAD + 1
@@ -66,7 +65,9 @@ def quick_figures(config: Config) -> dict[str, float]:
     host = replace(config, hardware=hardware)
     timed = run_ranks(config.machine_ranks, hardware.device, _measure, host)
     # A few times tell the terms of a CPU apart only roughly, so its figures are the usual ones, scaled.
-    usual = USUAL if hardware.device == "cpu" else None
+    usual = None
+    if hardware.device == "cpu":
+        usual = replace(USUAL, dense_gflop_per_s=statistics.median(rank["product_rate"] for rank in timed))
     figures: dict[str, Any] = fit_alone(timed, hardware.device, usual)
     hardware = replace(hardware, **figures)
     steps = []
@@ -89,8 +90,11 @@ def _measure(config: Config) -> dict[str, Any]:
     process = pss_bytes()
     kernels = list(map(dataclasses.asdict, time_kernels(device, dist.barrier, SHAPES)))
     links = list(map(dataclasses.asdict, time_links(device, LINKS, STEPS)))
+    dist.barrier()
+    rate = product_rate(device, config.train.precision)
     steps = [_step_ms(config, trial, device) for trial in TRIALS]
-    return {"process_bytes": process, "kernels": kernels, "links": links, "copies": copy_rate(device), "steps": steps}
+    measured = {"process_bytes": process, "kernels": kernels, "links": links, "copies": copy_rate(device)}
+    return measured | {"product_rate": rate, "steps": steps}
 
 
 def _step_ms(config: Config, trial: Trial, device: torch.device) -> float:

@@ -39,10 +39,38 @@ KERNEL_SHAPES = (
 )
 LINK_BYTES = tuple(1 << power for power in range(10, 25, 2))
 REPEATS, WARM_UP = 7, 2
+# Samples, and inputs and outputs, of the layer whose products are timed.
+PRODUCT = (1024, 512)
 # Random reads in flight.
 DEPTH = 32
 # Bytes of a sequential read.
 BLOCK = 1 << 22
+
+
+def product_rate(device: torch.device, precision: str) -> float:
+    """Return the GFLOP/s of a linear layer's products, forward and backward, as training computes them.
+
+    Args:
+        device: The device that trains.
+        precision: ``train.precision``.
+    """
+    import torch
+
+    from pipeline.training.linear import CpuLinear
+    from pipeline.training.model import compute_dtype
+
+    samples, width = PRODUCT
+    layer = CpuLinear(torch.nn.Linear(width, width), relu=True).to(device)
+    values = torch.randn(samples, width, device=device, requires_grad=True)
+    dtype, spent = compute_dtype(precision, device), []
+    for _ in range(WARM_UP + REPEATS):
+        began = _now(device)
+        with torch.autocast(device.type, dtype, enabled=dtype is not None):
+            out = layer(values)
+        out.backward(torch.ones_like(out))
+        spent.append(_now(device) - began)
+    # Three products: the outputs, and the gradients of inputs and weights.
+    return 3 * 2 * samples * width**2 / 1e9 / statistics.median(spent[WARM_UP:])
 
 
 def time_kernels(
