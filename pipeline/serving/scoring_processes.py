@@ -233,20 +233,22 @@ class _Other:
 
     def __init__(self, channel: Channel, processes: _Processes, opening: Mapping[str, Any]) -> None:
         self._channel, self._processes = channel, processes
-        # Writing to a process that is gone fails, here and below. ``answer`` then raises the reason.
-        with contextlib.suppress(OSError):
-            channel.send(opening)
+        self._send(opening)
 
     def score(self, block: Block) -> ScoredBlock:
         """See ``Scorer``."""
-        with contextlib.suppress(OSError):
-            self._channel.send(*block_message(block))
+        self._send(*block_message(block))
         return scored_of(*self.answer())
 
     def cache_figures(self) -> dict[str, float]:
         """See ``ServedModel``."""
-        self._channel.send({"kind": "figures"})
+        self._send({"kind": "figures"})
         return self.answer()[0]
+
+    def _send(self, head: Mapping[str, Any], body: bytes = b"") -> None:
+        # Writing to a process that is gone fails; ``answer`` then raises the reason.
+        with contextlib.suppress(OSError):
+            self._channel.send(head, body)
 
     def answer(self) -> Message:
         """Wait for the answer to the last message; raises the error that it holds."""

@@ -1,5 +1,6 @@
 """Nights, whole: raw logs to a published version that scores as training did; then one with corrupted labels."""
 
+import contextlib
 import gzip
 import io
 import json
@@ -17,14 +18,19 @@ import pytest
 from pipeline.cli import main
 from pipeline.config.compose import compose
 from pipeline.core.errors import LaunchError
+from pipeline.core.units import MIB
 from pipeline.evaluation.metrics import sigmoid
 from pipeline.ingest import parse
 from pipeline.ingest.schema import CRITEO_COLUMNS
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.ingest.values import Reject
 from pipeline.models.dense_model import DenseModel
+from pipeline.publishing import promotion, versions
+from pipeline.publishing.served import local_version
 from pipeline.records import GateRecord, read
 from pipeline.serving.prediction import RejectCounter, score_file, score_sink
+from pipeline.serving.scorer import Scorer
+from pipeline.serving.scoring_processes import Ranks
 from pipeline.store import Store
 from tests.alone import alone
 from tests.checkpoint import s3
@@ -217,6 +223,20 @@ def test_predict_ends_whole_with_the_rank_that_dies(store: Store, logs: Path, tm
     assert "--ranks 1" in told.value.hint and scored
     assert not list(tmp_path.iterdir())
     assert not descendants_named("nightjar-rank")
+
+
+def test_a_rank_that_dies_after_its_last_block_is_named_too(store: Store, logs: Path) -> None:
+    place = versions.version_path("clicks", promotion.read_current(store, "clicks").version)
+    opening = {"path": f"{logs}/mon.tsv", "memory": MIB, "labelled": True, "ranks": 2}
+    with local_version(store, place, ("",)) as folder, contextlib.ExitStack() as stack:
+        scorer = Scorer(store, place, folder, **opening)
+        side = stack.enter_context(Ranks(scorer, {"folder": str(folder), **opening}))
+        side.start(1)
+        until(lambda: side.up == 2)
+        descendants_named("nightjar-rank")[0].kill()
+        until(lambda: not descendants_named("nightjar-rank"))
+        with pytest.raises(LaunchError, match="rank 1 of predict was killed by signal 9"):
+            side.cache_figures()
 
 
 def test_an_error_in_a_rank_is_the_error_of_predict(store: Store, logs: Path, tmp_path: Path) -> None:
