@@ -37,8 +37,17 @@ QUIET = ["train.threads_per_rank=1", "train.log_every_steps=1000", "train.guard.
 PLAIN = [*QUIET, "train.precision=fp32"]
 
 
+def require_built(plugins: Path = Path("pipeline/plugins")) -> None:
+    """End where a compiled library is older than a source beside it: its figures would be those of other code."""
+    for library in sorted(plugins.glob("*/native/*.so")):
+        built = library.stat().st_mtime
+        for source in sorted(library.parent.glob("*.[ch]")):
+            if source.stat().st_mtime > built:
+                sys.exit(f"{library.name} is older than {source}; make install builds it anew")
+
+
 def options(doc: str | None, words: str = "", **table: Any) -> argparse.Namespace:
-    """Parse the command line.
+    """Parse the command line, once the compiled kernels are known to be those of their sources.
 
     Args:
         doc: The benchmark's docstring.
@@ -61,7 +70,9 @@ def options(doc: str | None, words: str = "", **table: Any) -> argparse.Namespac
         parser.add_argument(f"--{name.replace('_', '-')}", **(how | more))
     if words:
         parser.add_argument(words, nargs="*", help="overrides of every run's configuration")
-    return parser.parse_args()
+    given = parser.parse_args()
+    require_built()
+    return given
 
 
 def words(text: str) -> list[str]:
