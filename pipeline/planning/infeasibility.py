@@ -130,7 +130,7 @@ def _find_remedies(
     buffers_to_blame = problem.table_bytes <= room * inputs.world_size
     batches = []
     for power in range(1, 2 * TRIES + 1):
-        if inputs.batch >> power >= inputs.world_size:
+        if inputs.batch >> power >= inputs.world_size * inputs.train.accumulate:
             batches.append(inputs.batch >> power)
     if buffers_to_blame:
         # Try the same model in parts of the batch before another batch; a model that looks at the whole batch cannot.
@@ -232,7 +232,7 @@ def _more_hosts(inputs: PlanInputs, space: PlacementSpace, need: int) -> Iterato
     have = (sum(space.room.each) or half) * hardware.ranks_per_host
     hosts = max(hardware.hosts + 1, math.ceil(need / max(have, 1)))
     for _ in range(TRIES):
-        if hosts * hardware.ranks_per_host <= inputs.batch:
+        if hosts * hardware.ranks_per_host * inputs.train.accumulate <= inputs.batch:
             yield hosts
         hosts = math.ceil(hosts * 1.25)
 

@@ -219,3 +219,16 @@ def test_more_hosts_are_a_way_out_where_the_batch_leaves_no_room_at_all():
     assert caught.value.hint.endswith(", or hardware.hosts=4")
     config.hardware.hosts = 4
     assert make_plan(PlanInputs.of(config, *tables)).world_size == 8
+
+
+def test_no_way_out_leaves_a_rank_fewer_samples_than_parts():
+    def hint(accumulate):
+        config = configure(cpu(2, 1, ddr=2.0), dim=64, batch=9)
+        config.train.accumulate = accumulate
+        with pytest.raises(PlanError) as caught:
+            make_plan(PlanInputs.of(config, *dataset({"a": 10_000_000, "b": 9_000_000})))
+        return caught.value.hint
+
+    hosts = re.search(r"hardware\.hosts=(\d+)", hint(1))
+    assert hosts is not None and 9 // 2 < int(hosts[1]) <= 9
+    assert "hardware.hosts" not in hint(2)
