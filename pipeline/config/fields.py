@@ -16,6 +16,7 @@ from pipeline.core.errors import ConfigError
 METADATA = "setting"
 AUTO = "auto"
 _NOTHING: Any = object()
+_PLAIN = {"str", "int", "float", "bool"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,9 +104,40 @@ def check_values(node: Any, path: str = "") -> None:
     """
     prefix = f"{path}." if path else ""
     for each in dataclasses.fields(node):
-        _check(getattr(node, each.name), f"{prefix}{each.name}", each)
+        value, place = getattr(node, each.name), f"{prefix}{each.name}"
+        _check_shape(value, place, str(each.type))
+        _check(value, place, each)
     if isinstance(node, Checked):
         node.check(path)
+
+
+def _check_shape(value: Any, path: str, kind: str) -> None:
+    # OmegaConf accepts a list or group as an entry of a list of plain values, and anything that ``${...}`` stands for.
+    if value is None and kind.endswith(" | None"):
+        return
+    kind = kind.removesuffix(" | None")
+    if kind.startswith("list["):
+        if not isinstance(value, list):
+            raise ConfigError(f"{path} is {value!r}, expected a list [a,b]", hint=f"{path}=[{value or ''}]")
+        inner = kind[len("list[") : -1]
+        for entry in value:
+            if isinstance(entry, list | dict) and set(inner.split(" | ")) <= _PLAIN:
+                flat: list[Any] = []
+                for each in value:
+                    flat += each if isinstance(each, list | dict) else [each]
+                raise ConfigError(
+                    f"{path} has {entry!r}, expected a list [a,b] of plain values",
+                    hint=f"{path}=[{','.join(map(str, flat))}]",
+                )
+            _check_shape(entry, path, inner)
+    elif kind.startswith("dict["):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{path} is {value!r}, expected a group of keys", hint=f"{path}={{}}")
+        inner = kind.partition(", ")[2][:-1]
+        for name, entry in value.items():
+            _check_shape(entry, f"{path}.{name}", inner)
+    elif isinstance(value, list | dict) and set(kind.split(" | ")) <= _PLAIN:
+        raise ConfigError(f"{path} is {value!r}, expected a plain value", hint=f"{path}=<a plain value>")
 
 
 def _check(value: Any, path: str, each: Field[Any]) -> None:

@@ -103,6 +103,13 @@ MISTAKES = [
         "partition.groups=[[C1,C2]]",
     ),
     ("launch.inline=train", "launch.inline is 'train', expected a list [a,b] of strings", "launch.inline=[train]"),
+    ("model.top_mlp=[a]", "model.top_mlp is '[a]', expected a list [a,b] of whole numbers", "model.top_mlp=<a list"),
+    ("model.top_mlp=[[8],[4]]", "model.top_mlp has [8], expected a list [a,b] of plain", "model.top_mlp=[8,4]"),
+    ("gate.slices=[{C1:2}]", "gate.slices has {'C1': 2}, expected a list [a,b] of plain", "gate.slices=[C1]"),
+    ("gate.slices=${run}", "gate.slices is None, expected a list [a,b]", "gate.slices=[]"),
+    ("data.options=${run}", "data.options is None, expected a group of keys", "data.options={}"),
+    ("launch.pods.env={A:{b:1}}", "launch.pods.env.A is {'b': 1}, expected a plain value", "launch.pods.env.A="),
+    ("hardware.hosts=0", "hardware.hosts is 0, expected at least 1", "hardware.hosts=1"),
     ("train.lr=-1", "train.lr is -1, expected at least 0", "train.lr=0"),
     ("train.schedule=cosin", "train.schedule is 'cosin', expected one of: constant, linear, cosine", "train.schedule="),
     (

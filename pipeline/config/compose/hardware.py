@@ -51,7 +51,8 @@ def with_machine(config: Config) -> Config:
     config = replace(config, hardware=hardware)
     hbm = min((card.memory for card in cards), default=0) / GIB
     figures["hbm_gib"] = _rounded(hbm)
-    figures["ddr_gib"] = _rounded(usable_memory() / config.machine_ranks / GIB)
+    # No ranks, as with hardware.hosts=0, are refused later.
+    figures["ddr_gib"] = _rounded(usable_memory() / max(config.machine_ranks, 1) / GIB)
     figures["name"] = hardware.name
     figures["measured"] = [name for name in _left_open(hardware) if name not in ("hbm_gib", "ddr_gib")]
     return _completed(config, figures)

@@ -212,6 +212,8 @@ def _about_file(file: str, reason: str, key: str) -> ConfigError:
 
 def _about_key(key: str, error: OmegaConfBaseException, overrides: Sequence[Override]) -> ConfigError:
     # Return the ConfigError for ``error`` about ``key``: renamed, unknown, not added yet, or of the wrong type.
+    # OmegaConf names the entry of a list, such as model.top_mlp[0], but an override gives the whole list.
+    key = re.sub(r"(\[\d+\])+$", "", key)
     # ``field_type`` knows the settings of all models, so only the error tells which model's dataclass refused this one.
     refused = re.search(r"[Kk]ey '\w+' not in '(\w+)'", str(error))
     if refused and re.fullmatch(r"model\.\w+", key):
@@ -283,10 +285,10 @@ def _wrong_type(key: str, kind: Any, error: OmegaConfBaseException, given: Overr
     if given:
         got = f" is {text!r},"
         # The hint adds the brackets that are missing; a list of lists may lack both pairs, or only the outer one.
-        if "list of lists" in expected and not text.startswith("["):
-            hint = f"{key}=[[{text}]]"
-        elif "list" in expected:
-            hint = f"{key}=[{text}]"
+        missing = 2 if "list of lists" in expected else int("list" in expected)
+        missing -= len(text[:missing]) - len(text[:missing].lstrip("["))
+        if missing > 0:
+            hint = f"{key}={'[' * missing}{text}{']' * missing}"
     return ConfigError(f"{key}{got} expected {expected}", hint=hint)
 
 
