@@ -21,7 +21,7 @@ CASES = [
     pytest.param(["train.lr=0.5", "run=x", "seed=7"], marks=pytest.mark.slow),
     ["data=criteo", "data.path=a", "+data.sparse.C1.rows=9", "~data.sparse.C1", "model=dcnv2", "train.epochs=3"],
     ["experiment=demo", "train.epochs=4", "data.synthetic.rows=1000", "++data.synthetic.days=1"],
-    ["stages=[ingest]", "train.epochs=1", "train.epochs=2"],
+    pytest.param(["stages=[ingest]", "train.epochs=1", "train.epochs=2"], marks=pytest.mark.slow),
 ]
 
 
