@@ -7,4 +7,3 @@ half second for each child.
 import gc
 
 gc.freeze()
-gc.set_threshold(50_000, 20, 20)  # as tests/conftest.py says
