@@ -57,8 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # An installed package that adds commands may raise this.
     except NightjarError as error:
         return complain(str(error), exit_code_of(error))
-    parser = _parser(known)
     given = list(arguments)
+    # Options of other commands are not declared: of sixty commands that takes as long as a whole short one.
+    asked = [command for command in known if command.name == given[0]] if given else []
+    parser = _parser(asked or known)
     if (unknown := _unknown_command(given, known)) is not None:
         return complain(str(unknown), exit_code_of(unknown))
     options, rest = parser.parse_known_args(_flagged(given, known))

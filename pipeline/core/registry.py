@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import Distribution, EntryPoint, entry_points
 from typing import Any, Generic, Protocol, TypeVar
 
 from pipeline.core.errors import ConfigError
@@ -60,7 +60,7 @@ def find_plugins(group: str) -> list[EntryPoint]:
 
 
 def _is_own(point: EntryPoint) -> bool:
-    return point.dist is not None and point.dist.name == NIGHTJAR
+    return point.dist is not None and _name_and_version(point.dist)[0] == NIGHTJAR
 
 
 def load_hooks(group: str) -> dict[str, Any]:
@@ -104,7 +104,13 @@ def _load_hook(point: EntryPoint) -> Any:
 
 
 def _package_of(point: EntryPoint) -> str:
-    return f"{point.dist.name} {point.dist.version}" if point.dist else point.value
+    return " ".join(_name_and_version(point.dist)) if point.dist else point.value
+
+
+# Cached, because each question reads and parses the package's file of metadata anew, of which a command asks twenty.
+@functools.lru_cache(maxsize=256)
+def _name_and_version(package: Distribution) -> tuple[str, str]:
+    return package.name, package.version
 
 
 def find_package_at_fault(error: BaseException) -> str:

@@ -14,10 +14,9 @@ from tests.checkpoint.killing import DIRECTORY, EPOCHS, ROWS, STEPS, Kill, attem
 
 # Checkpoints lie at steps 2, 4, .. 14; the first is a baseline, the next ones deltas. A baseline has several
 # chunks on every rank, so the counts below fall into the second checkpoint or later.
-SOONER = {  # in make test: a step, half-written data, ranks that disagree, around the commit and the swap, a restore
-    "batch": [Kill(FaultPoint.BATCH, 1, 8)],
+# In make test: half-written data, ranks that disagree, around the commit and the swap, a step and then a restore.
+SOONER = {
     "mid shard": [Kill(FaultPoint.CHUNK, 1, 9)],
-    "dense": [Kill(FaultPoint.DENSE, 0, 2)],
     "one rank has written, the other not": [Kill(FaultPoint.ENCODE, 1, 9, after="written-2-rank0")],
     "before commit": [Kill(FaultPoint.BEFORE_COMMIT, 0, 2)],
     "after commit": [Kill(FaultPoint.AFTER_COMMIT, 0, 2)],
@@ -25,6 +24,8 @@ SOONER = {  # in make test: a step, half-written data, ranks that disagree, arou
     "restore": [Kill(FaultPoint.BATCH, 1, 8), Kill(FaultPoint.RESTORE, 0, 3)],
 }
 FURTHER = {
+    "batch": [Kill(FaultPoint.BATCH, 1, 8)],
+    "dense": [Kill(FaultPoint.DENSE, 0, 2)],
     "first batch, before any checkpoint": [Kill(FaultPoint.BATCH, 0, 1)],
     "staging": [Kill(FaultPoint.STAGE, 1, 5)],
     "quantising": [Kill(FaultPoint.ENCODE, 0, 9)],

@@ -1,5 +1,6 @@
 """The command line as a user meets it: help, flags, exit codes, completion in a real bash."""
 
+import argparse
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import cli
+from pipeline.cli.commands.command import Command
 from pipeline.core.kernels import load_kernels
 from tests.commands import nightjar_in_turn
 
@@ -48,6 +50,26 @@ def test_help_answers_at_once_for_it_imports_nothing_heavy() -> None:
     assert len(modules) < 600  # torch alone has more than a thousand
     _, modules = imported("-c", "import pipeline.launch; from pipeline import cli; cli._parser(cli.find_commands())")
     assert "pipeline.launch" in modules and not HEAVY & modules
+
+
+def test_only_the_options_of_the_command_itself_are_declared(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Those of sixty commands take as long as a whole short one, and one of a package may raise."""
+    known = cli.find_commands()
+    whole = cli._parser(known).format_help()
+    assert all(f"    {command.name}" in whole for command in known if not command.internal)
+
+    def broken(parser: argparse.ArgumentParser) -> None:
+        raise ValueError("these options are declared")
+
+    monkeypatch.setattr(
+        cli, "find_commands", lambda: [*known, Command(name="other", help="raise", add_arguments=broken)]
+    )
+    assert cli.main(["result", "none", f"store={tmp_path}"]) == 7
+    assert "no run 'none' in store" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="these options are declared"):
+        cli.main(["--help"])
 
 
 def test_help_of_a_composing_command_shows_groups_and_looking_leaves_no_files_behind(tmp_path: Path) -> None:

@@ -2,15 +2,17 @@
 
 import copy
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from pipeline.config.compose import ROOT, _resolve, compose, from_yaml, hydra_session, to_yaml, trees
 from pipeline.config.compose import overrides as complaints
-from pipeline.config.compose.trees import _cache, _files, compose_lines
+from pipeline.config.compose.trees import _cache, _files, compose_lines, copy_tree
 from pipeline.core.errors import ConfigError
 from pipeline.specs import MODELS, SEARCH_PARTS
 
@@ -19,7 +21,7 @@ CASES = [
     pytest.param(["train.lr=0.5", "run=x", "seed=7"], marks=pytest.mark.slow),
     ["data=criteo", "data.path=a", "+data.sparse.C1.rows=9", "~data.sparse.C1", "model=dcnv2", "train.epochs=3"],
     ["experiment=demo", "train.epochs=4", "data.synthetic.rows=1000", "++data.synthetic.days=1"],
-    ["stages=[ingest]", "train.epochs=1", "train.epochs=2"],
+    pytest.param(["stages=[ingest]", "train.epochs=1", "train.epochs=2"], marks=pytest.mark.slow),
 ]
 
 
@@ -33,6 +35,35 @@ def test_a_kept_tree_composes_to_what_hydra_composes(overrides: list[str]) -> No
     assert found == known
     assert to_yaml(found) == OmegaConf.to_yaml(OmegaConf.structured(known))
     assert from_yaml(to_yaml(found)) == found
+
+
+def described(node: Any) -> Any:
+    """All that OmegaConf knows of a tree."""
+    known = {name: value for name, value in vars(node).items() if name not in ("_content", "_parent", "_flags_cache")}
+    content = vars(node).get("_content")
+    if isinstance(content, dict):
+        return type(node), known, {name: described(child) for name, child in content.items()}
+    if isinstance(content, list):
+        return type(node), known, [described(child) for child in content]
+    return type(node), known, content
+
+
+def nodes(tree: Any) -> Iterator[Any]:
+    """``tree`` and all below it."""
+    yield tree
+    content = vars(tree).get("_content")
+    for child in content.values() if isinstance(content, dict) else content if isinstance(content, list) else ():
+        assert child._get_parent() is tree
+        yield from nodes(child)
+
+
+def test_a_copied_tree_is_the_deep_copy_and_shares_nothing_with_the_kept_one() -> None:
+    with hydra_session() as (hydra, extra):
+        tree = compose_lines(hydra, ROOT, [*extra, "data=criteo", "data.path=a", "+data.sparse.C1.rows=9"])
+    copied = copy_tree(tree)
+    assert described(copied) == described(copy.deepcopy(tree))
+    kept = {id(part) for node in nodes(tree) for part in (node, node._metadata, node._metadata.flags)}
+    assert not kept & {id(part) for node in nodes(copied) for part in (node, node._metadata, node._metadata.flags)}
 
 
 def test_what_one_call_sets_another_does_not_see() -> None:

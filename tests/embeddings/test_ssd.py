@@ -21,6 +21,7 @@ from pipeline.embeddings.touched import TouchedRows
 from pipeline.records import ShardPlan
 from tests.embeddings.cases import SEED, batch, kjt_of, make, shards_to_tensors, train
 from tests.embeddings.ranks import DIM, on_tier, plan_for, spawn
+from tests.tiers import with_slow
 
 STEPS = 24
 KINDS = {
@@ -118,8 +119,13 @@ class Model:
         assert np.array_equal(records[:, :-2], self.weights) and np.array_equal(records[:, -2], self.sums)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("rows", "dim", "pinned"), [(40_000, 62, 3_000), (9_000, 5, 0), (500, 2_000, 7)])
+# Of every engine few rows or short ones; of one many.
+SMALL, LARGE = [(9_000, 5, 0), (500, 2_000, 7)], (40_000, 62, 3_000)
+SOONER = [(*shape, engine) for engine in ENGINES for shape in SMALL] + [(*LARGE, ENGINES[0])]
+FURTHER = [(*LARGE, engine) for engine in ENGINES[1:]]
+
+
+@pytest.mark.parametrize(("rows", "dim", "pinned", "engine"), with_slow([*SOONER, *FURTHER], SOONER))
 def test_rows_survive_every_way_through_slots_and_the_log(tmp_path, rows, dim, pinned, engine):
     """Batches overlap, and segments are emptied many times over."""
     model = Model(tmp_path, rows, dim, pinned)

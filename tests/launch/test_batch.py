@@ -10,8 +10,10 @@ from pipeline.config import Config
 from pipeline.core.errors import ConfigError
 from pipeline.stages.stage_inputs import automatic_batch, with_batch
 from tests.commands import nightjar, nightjar_in_turn
+from tests.few_features import FEW
 
 SMALL = [
+    *FEW,
     "data.synthetic.rows=3000",
     "data.synthetic.ids_per_feature=60",
     "model.bottom_mlp=[16]",

@@ -24,6 +24,7 @@ from pipeline.planning.cost import FLOAT, dense_costs
 from pipeline.planning.problem import PER_PARAMETER, dense_bytes
 from pipeline.records import DatasetSchema, FeatureProfile, Profile, SparseColumn
 from pipeline.specs import DENSE_OPTIMIZERS, MODELS, ORDINARY_STATE, ModelInputs
+from tests.tiers import with_slow
 
 SHAPES = [(13, 26, 16), (0, 5, 8), (2, 1, 4), (1, 40, 32)]  # dense features, vectors, their width
 ROWS = 6
@@ -43,7 +44,7 @@ def counted(model: nn.Module, dense: int, vectors: int, dim: int) -> int:
 
 
 @pytest.mark.parametrize("name", MODELS.names())
-@pytest.mark.parametrize(("dense", "vectors", "dim"), SHAPES)
+@pytest.mark.parametrize(("dense", "vectors", "dim"), with_slow(SHAPES, [(0, 5, 8), (2, 1, 4)]))
 def test_the_planner_charges_what_the_built_model_computes(name: str, dense: int, vectors: int, dim: int) -> None:
     config = compose([f"model={name}", f"model.embedding_dim={dim}", "train.global_batch=64"])
     sparse = tuple(SparseColumn(name=f"C{i}", rows=9) for i in range(vectors))

@@ -16,6 +16,7 @@ from pipeline.specs import MODELS
 from pipeline.store import Store
 from tests.models.variants import DIM, FORMS, RANKERS, built, inputs_of
 from tests.publishing.made import archived
+from tests.tiers import with_slow
 
 ROWS = 5
 MOST_ULPS = 32  # what docs/publishing.md promises
@@ -68,7 +69,7 @@ def test_logits_are_float32_and_every_parameter_learns(form: str, bf16: bool) ->
     assert dead_in_batch_norm == []
 
 
-@pytest.mark.parametrize("form", [*RANKERS, "mlp batch norm"])
+@pytest.mark.parametrize("form", with_slow([*RANKERS, "mlp batch norm"], ["dlrm", "mlp batch norm"]))
 def test_compiled_equals_eager(form: str) -> None:
     eager, compiled = built(form), built(form)
     compiled.compile(dynamic=False, backend="aot_eager")

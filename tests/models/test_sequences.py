@@ -11,6 +11,7 @@ from pipeline.models.layers import Jagged, SequenceVector
 from pipeline.models.layers.jagged import EVEN_ROWS, fillers
 from pipeline.publishing.program import PROGRAM, read_program
 from pipeline.specs import SEQUENCE_BLOCKS, BlockInputs
+from tests.tiers import with_slow
 
 DIM, LENGTHS = 8, [3, 1, 5, 2]
 BLOCKS = [
@@ -23,6 +24,7 @@ BLOCKS = [
     ("hstu", {"heads": 1}),
     ("hstu", {"layers": 2, "heads": 1, "ages": True}),
 ]
+ONE_OF_EACH = [BLOCKS[0], BLOCKS[1], BLOCKS[3], BLOCKS[5], BLOCKS[6]]
 
 
 def rows_of(lengths):
@@ -108,7 +110,7 @@ def test_bf16_is_near_float32(name, options):
     torch.testing.assert_close(rounded, exact, atol=0.05, rtol=0.05)
 
 
-@pytest.mark.parametrize(("name", "options"), BLOCKS)
+@pytest.mark.parametrize(("name", "options"), with_slow(BLOCKS, ONE_OF_EACH))
 def test_an_exported_block_scores_any_number_of_samples_and_events(name, options, tmp_path):
     vector = vector_of(name, options).eval()
 

@@ -1,6 +1,9 @@
 """``tests/figures.py`` and ``benchmarks/luck.py``: which figures they take, and when runs are not alike."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +12,6 @@ import pytest
 from benchmarks.luck import Run, different_figures, summarise
 from tests.figures import FIGURE, main, read_figures
 
-pytest_plugins = ["pytester"]
 KEY = "0123456789abcdef"
 SHOWN = f"0.98765 == approx(0.98766) and -1e-07 < 2 and 0.5 < 1 and '2026-11-28' and 'v1.234' and '{KEY}'"
 SHOWN += " and 1795827619.987 and 1795827619987123456"
@@ -32,25 +34,27 @@ def test_figures_are_numbers_with_decimals_and_checksums() -> None:
     assert FIGURE.findall(SHOWN) == ["0.98765", "0.98766", "-1e-07", KEY, 2 * KEY]
 
 
-@pytest.fixture
-def record(
-    pytester: pytest.Pytester, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., dict[tuple[str, int], list[list[str]]]]:
-    """Run the tests of a text, which must end as ``outcomes`` say; returns the figures that were recorded."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    pytester.makeini("[pytest]\nenable_assertion_pass_hook = true\nmarkers = measures")
-
-    def run(text: str, **outcomes: int) -> dict[tuple[str, int], list[list[str]]]:
-        pytester.makepyfile(test_it=text)
-        options = ("-v", "-p", "tests.figures", f"--figures={tmp_path}/figures", "-p", "no:xdist")
-        pytester.runpytest_subprocess(*options).assert_outcomes(**outcomes)
-        return read_figures(tmp_path / "figures")
-
-    return run
+Recorded = Callable[[str], dict[tuple[str, int], list[list[str]]]]
 
 
-def test_what_held_is_written_down_but_for_what_a_test_measures(record) -> None:
-    assert record(TESTS, passed=2, failed=1) == {("test_it.py::test_one", 3): [["0.12345"]]}
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """By name of a file the figures that one run of all three files, which imports torch once, recorded."""
+    folder = tmp_path_factory.mktemp("recorded")
+    (folder / "pytest.ini").write_text("[pytest]\nenable_assertion_pass_hook = true\nmarkers = measures")
+    for name, text in {"test_it": TESTS, "test_compared": COMPARED, "test_sides": UNORDERED}.items():
+        (folder / f"{name}.py").write_text(text.strip())
+    options = ("-v", "-p", "tests.figures", f"--figures={folder}/figures", "-p", "no:xdist", "-p", "no:cacheprovider")
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-m", "pytest", *options]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert "1 failed, 6 passed" in done.stdout, done.stdout + done.stderr
+    found = read_figures(folder / "figures")
+    return lambda name: {place: figures for place, figures in found.items() if place[0].startswith(f"{name}.py")}
+
+
+def test_what_held_is_written_down_but_for_what_a_test_measures(recorded: Recorded) -> None:
+    assert recorded("test_it") == {("test_it.py::test_one", 3): [["0.12345"]]}
 
 
 COMPARED = """
@@ -74,16 +78,16 @@ def test_digest():
 """
 
 
-def test_what_functions_compare_is_written_down_by_test(record) -> None:
+def test_what_functions_compare_is_written_down_by_test(recorded: Recorded) -> None:
     """``torch.equal`` twice a test, each with two checksums that are equal, and others in the other test."""
-    figures = record(COMPARED, passed=3)
-    tests = (f"test_it.py::test_values[{value}]" for value in (1.5, 2.5))
+    figures = recorded("test_compared")
+    tests = (f"test_compared.py::test_values[{value}]" for value in (1.5, 2.5))
     one, other = ({line: figures[test, line] for line in (12, 13, 14)} for test in tests)
     assert [len(each) for each in one.values()] == [2, 1, 1]
     assert all(len(set(pair)) == 1 for pair in (*one[12], *one[13]))
     assert all(one[line] != other[line] for line in one)
-    assert len(figures["test_it.py", 7]) == 2
-    assert figures["test_it.py::test_digest", 17] == [["0123456789abcdef" * 4] * 2]
+    assert len(figures["test_compared.py", 7]) == 2
+    assert figures["test_compared.py::test_digest", 17] == [["0123456789abcdef" * 4] * 2]
 
 
 UNORDERED = """
@@ -96,8 +100,8 @@ def test_sides():
 """
 
 
-def test_sides_are_written_whole_and_in_order_and_what_is_searched_is_not(record) -> None:
-    figures = record(UNORDERED, passed=1)
+def test_sides_are_written_whole_and_in_order_and_what_is_searched_is_not(recorded: Recorded) -> None:
+    figures = recorded("test_sides")
     found = {line: each for (_, line), (each,) in figures.items()}
     assert found[4] == ["0.125", "0.375", "0.875"] * 2
     assert len(found[5]) == 1 and found[6] == ["0.625"]

@@ -10,6 +10,7 @@ from pipeline.cli import main
 from pipeline.records import GateRecord, read
 from pipeline.store import Store
 from tests.setting_paths import LEAVES
+from tests.tiers import with_slow
 
 STAGES = "stages=[ingest,plan,partition,train,evaluate,publish]"
 RUN = [
@@ -60,6 +61,13 @@ NARROWER = {
     "data.strip=true": False,
     "data.quote=null": False,
 }
+# One that is judged, one of a feature, one of a sequence and one of the whole file; quotes have a test of their own.
+SOONER = [
+    "data.dense.price.clip=[0.5,0.6]",
+    "data.sparse.tags.max_ids=2",
+    "data.sequences.seen.max_length=2",
+    "data.strip=true",
+]
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +122,7 @@ def test_without_a_narrower_setting_the_version_scores_as_it_was_published(log: 
     assert gate.incumbent.ne.point == pytest.approx(first, abs=1e-6)
 
 
-@pytest.mark.parametrize("setting", NARROWER)
+@pytest.mark.parametrize("setting", with_slow(NARROWER, SOONER))
 def test_a_night_that_sees_less_is_judged_as_the_version_serves_or_held(
     log: Path, store: Store, first, setting: str
 ) -> None:

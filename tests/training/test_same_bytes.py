@@ -13,6 +13,7 @@ from pipeline.config.compose import compose
 from pipeline.ingest.synthetic import write_tsv
 from pipeline.store import Store
 from tests.commands import nightjar_in_turn
+from tests.tiers import with_slow
 from tests.training import test_sequences
 
 STAGES = "[ingest,plan,partition,train,evaluate]"
@@ -71,7 +72,7 @@ def trained(folder: Path, arguments: list[str], written: datetime.datetime) -> t
     return sums, files, result["eval"]
 
 
-@pytest.mark.parametrize("log", ["adult", "demo", "histories"])
+@pytest.mark.parametrize("log", with_slow(("adult", "demo", "histories"), ("histories",)))
 def test_another_folder_and_time_of_writing_change_no_bit(log: str, tmp_path: Path, request) -> None:
     made = []
     suffix = {"adult": ".data", "demo": ".tsv", "histories": ".parquet"}[log]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import io
 import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -87,16 +90,23 @@ def _pinned() -> dict[str, Any]:
         # The home belongs to another user, so this user has no such file.
         return {}
     try:
-        pinned: Any = OmegaConf.to_object(OmegaConf.merge(HardwareConfig, OmegaConf.load(path)))
-        if left := _left_open(pinned):
-            raise ValueError(f"{left[0]} is left open, but this file is what auto stands for")
+        figures = _read_pinned(path.read_text("utf-8"))
     except (OmegaConfBaseException, YAMLError, OSError, ValueError) as error:
         # ValueError is also raised for bytes that are not text.
         raise ConfigError(
             f"{path}, which hardware=auto stands for, does not fit: {str(error).splitlines()[0]}",
             hint="remove it, and nightjar calibrate --pin writes it anew; or hardware=laptop",
         ) from None
-    return dict(vars(pinned))
+    return copy.deepcopy(dict(figures))
+
+
+# Cached, because a command may compose many configurations, and OmegaConf takes 20 ms for the file.
+@functools.lru_cache(maxsize=4)
+def _read_pinned(text: str) -> Mapping[str, Any]:
+    pinned: Any = OmegaConf.to_object(OmegaConf.merge(HardwareConfig, OmegaConf.load(io.StringIO(text))))
+    if left := _left_open(pinned):
+        raise ValueError(f"{left[0]} is left open, but this file is what auto stands for")
+    return vars(pinned)
 
 
 def _rounded(gib: float) -> float:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, Node, OmegaConf, open_dict
 
 from pipeline.config import Config
 from pipeline.config.gate import gate_settings
@@ -64,9 +63,32 @@ def compose_cached(
     while len(_cache) > CACHED_TREES:
         _cache.popitem(last=False)
     # Copy the tree, because Hydra writes the values into the tree that it is given.
-    tree = copy.deepcopy(_cache[key])
+    tree = copy_tree(_cache[key])
     ConfigLoaderImpl._apply_overrides_to_config(values, tree)
     return tree
+
+
+def copy_tree(node: Any, parent: Any = None) -> Any:
+    """Copy a tree of OmegaConf as ``copy.deepcopy`` does, which takes six times as long: half of a composition."""
+    copied = object.__new__(type(node))
+    attributes = dict(vars(node))
+    content = attributes.get("_content")
+    if isinstance(content, dict):
+        attributes["_content"] = {key: copy_tree(child, copied) for key, child in content.items()}
+    elif isinstance(content, list):
+        attributes["_content"] = [copy_tree(child, copied) for child in content]
+    elif isinstance(content, Node):
+        attributes["_content"] = copy_tree(content, copied)
+    metadata = attributes["_metadata"]
+    described = object.__new__(type(metadata))
+    vars(described).update(vars(metadata))
+    described.flags = dict(metadata.flags)
+    found = {name: dict(results) for name, results in metadata.resolver_cache.items()}
+    described.resolver_cache = defaultdict(dict, found)
+    attributes |= {"_metadata": described, "_parent": parent, "_flags_cache": None}
+    # Not by ``setattr``, which sets a setting.
+    vars(copied).update(attributes)
+    return copied
 
 
 def _files(places: Sequence[Path], groups: Iterable[str]) -> list[tuple[str, int, int]]:
