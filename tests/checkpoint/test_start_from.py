@@ -161,7 +161,7 @@ def test_rows_that_belong_to_other_ids_by_now_begin_anew(further):
     ]
     for table, then in vocab[0].items():
         assert reset.get(table, 0) == sum(vocab[1][table].get(row) != name for row, name in then.items()), table
-    assert len(reset) > 20
+    assert len(reset) > 4
 
 
 @pytest.mark.slow
@@ -173,5 +173,5 @@ def test_a_layer_that_normalises_inputs_goes_with_the_checkpoint(further):
     newest = max((store / "runs/j/checkpoints").glob("*/*/dense.safetensors"))
     largest = load_file(newest)["param/head.normalise.largest"]
     raw = [pq.read_table(path, columns=["I1", "I2"]) for path in store.glob("datasets/synthetic/*/train/*.parquet")]
-    assert len(largest) == 13 and (largest > 1).all()
+    assert len(largest) == 3 and (largest > 1).all()
     assert any(np.nanmax(np.abs(table["I1"].to_numpy())) >= largest[0] > 10 for table in raw)
