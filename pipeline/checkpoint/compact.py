@@ -2,13 +2,15 @@
 
 Rows keep their codes: each row is taken from the newest checkpoint of the chain that holds it and written again in
 the coding it has, so a restore gives the same bits as before and a 4-bit chain stays 4 bits. The new files lie beside
-the old ones under other names; the manifest, replaced atomically, is the swap. A process killed at any moment leaves
-the delta or the baseline, whole, and files that no manifest names, which ``gc`` removes.
+the old ones under names that no other compaction uses; the manifest, replaced atomically, is the swap. A process killed
+at any moment leaves the delta or the baseline, whole, and files that no manifest names, which ``gc`` removes.
 """
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from urllib.parse import quote
 
@@ -28,8 +30,6 @@ from pipeline.store.artifacts import Draft, Store
 from pipeline.store.manifest import MANIFEST, Artifact
 from pipeline.store.removal import remove
 
-_OLD_ROWS, _NEW_ROWS, _NEW_INDEX = "rows", "compacted", "index-compacted.json"
-
 
 def compact(
     store: Store,
@@ -48,42 +48,61 @@ def compact(
     if artifact.summary["type"] == BASELINE:
         return artifact
 
-    # 1. Read the chain's indices, and remove what a killed compaction left.
+    # 1. Read the chain's indices.
     chain = restore_order(store, artifact)
     indices = [read_index(store, checkpoint) for checkpoint in chain]
     draft = Draft(store, artifact.path, artifact.kind, artifact.key, artifact.config, artifact.inputs)
-    remove(store, f"{artifact.path}/{_NEW_ROWS}")
 
-    # 2. Write every row once, beside the old files.
-    merge = _ChainMerge(store, chain, indices, draft, on_point, progress)
+    # 2. Write every row once, beside the old files, under names of its own: another compaction may be under way.
+    merge = _ChainMerge(store, chain, indices, draft, f"compacted-{uuid.uuid4().hex[:8]}", on_point, progress)
     tables = indices[-1].tables
-    for table, size in tables.items():
-        merge.merge_table(table, size.rows, size.dim)
-    draft.write_json(_NEW_INDEX, Index(tables=tables, files=merge.extents).to_json())
+    try:
+        for table, size in tables.items():
+            merge.merge_table(table, size.rows, size.dim)
+        draft.write_json(merge.index_file, Index(tables=tables, files=merge.extents).to_json())
 
-    # 3. Swap: from now on the manifest names the new files.
-    on_point(FaultPoint.BEFORE_SWAP)
-    compacted = _swap_manifest(store, artifact, draft, merge.extents, chain)
+        # 3. Swap: from now on the manifest names the new files.
+        on_point(FaultPoint.BEFORE_SWAP)
+        compacted = _swap_manifest(store, artifact, draft, merge, chain)
+    except Exception:
+        # A full disk would stay full. A store that fails here too must not hide the first error.
+        with suppress(Exception):
+            _discard(store, merge, artifact.path)
+        raise
     on_point(FaultPoint.AFTER_SWAP)
 
     # 4. Remove the old files, which nothing names any more.
-    remove(store, f"{artifact.path}/{_OLD_ROWS}")
+    remove(store, f"{artifact.path}/rows")
     remove(store, f"{artifact.path}/{INDEX}")
     return compacted
 
 
+def _discard(store: Store, merge: _ChainMerge, path: str) -> None:
+    # Ask the store first, because a swap whose answer was lost may have succeeded.
+    current = store.find(path)
+    if current is None or merge.index_file not in current.files:
+        remove(store, f"{path}/{merge.folder}")
+        remove(store, f"{path}/{merge.index_file}")
+
+
 @dataclass
 class _ChainMerge:
-    # Writes every row of a chain once, from the newest checkpoint that holds it.
+    # Writes every row of a chain once, from the newest checkpoint that holds it, into ``folder`` of the checkpoint.
 
     store: Store
     chain: list[Artifact]
     indices: list[Index]
     draft: Draft
+    folder: str
     on_point: OnPoint
     progress: Callable[[int, int], None]
     extents: list[Extent] = field(default_factory=list)
     files_read: int = 0
+
+    @property
+    def index_file(self) -> str:
+        """The name of the index of the new files."""
+        return f"index-{self.folder}.json"
 
     def merge_table(self, table: str, rows: int, dim: int) -> None:
         """Write all rows of ``table``; DamagedError if the chain does not hold them."""
@@ -148,7 +167,7 @@ class _ChainMerge:
         taken[spans.start : spans.stop, chunk.ids] = True
 
     def _next_file(self, table: str) -> str:
-        return f"{_NEW_ROWS}/{quote(table, safe='')}/{len(self.extents):06d}.safetensors"
+        return f"{self.folder}/{quote(table, safe='')}/{len(self.extents):06d}.safetensors"
 
     def _add_extent(self, table: str, ids: NDArray[np.int64], column: int, columns: int, coding: str) -> None:
         self.extents.append(
@@ -166,7 +185,7 @@ class _ChainMerge:
 
 
 def _swap_manifest(
-    store: Store, artifact: Artifact, draft: Draft, extents: list[Extent], chain: list[Artifact]
+    store: Store, artifact: Artifact, draft: Draft, merge: _ChainMerge, chain: list[Artifact]
 ) -> Artifact:
     # Keep the files that hold no rows.
     files = {DENSE: artifact.files[DENSE], STATE: artifact.files[STATE], **draft.files}
@@ -177,8 +196,8 @@ def _swap_manifest(
             **artifact.summary,
             "type": BASELINE,
             "parents": [],
-            "index": _NEW_INDEX,
-            **summarize(files, extents),
+            "index": merge.index_file,
+            **summarize(files, merge.extents),
             "compacted": [checkpoint.name for checkpoint in chain[:-1]],
         },
     )

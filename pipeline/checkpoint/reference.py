@@ -82,7 +82,13 @@ def candidates(store: Store, name: str) -> tuple[list[Artifact], dict[str, str]]
         places = [name] if "/" in name else directories(store, name)
         for directory in places:
             artifacts += committed(store, directory, damaged)
-    return sorted(artifacts, key=lambda artifact: (artifact.created, artifact.summary["step"])), damaged
+    # Clocks of hosts differ, so within a training the steps decide, and the time only between trainings.
+    last: dict[str, float] = {}
+    for artifact in artifacts:
+        directory = artifact.path.rpartition("/")[0]
+        last[directory] = max(artifact.created, last.get(directory, artifact.created))
+    artifacts.sort(key=lambda artifact: (last[artifact.path.rpartition("/")[0]], artifact.summary["step"]))
+    return artifacts, damaged
 
 
 def _paths_of(store: Store, name: str) -> list[str]:

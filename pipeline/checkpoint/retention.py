@@ -13,6 +13,7 @@ those of finished trainings (their ``final``). ``nightjar ckpt gc`` calls ``coll
 from __future__ import annotations
 
 from collections.abc import Collection, Container, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from pipeline.checkpoint import quarantine
@@ -160,7 +161,7 @@ def _find_remains(
         path = f"{directory}/{name}"
         if path in removed or not name.startswith("step-") or name in in_quarantine:
             continue
-        sizes = {full: store.fs.info(full)["size"] for full in store.fs.find(store.full(path))}
+        sizes = _sizes(store, path)
         if path in committed_at:
             for file in (*committed_at[path].files, MANIFEST):
                 sizes.pop(store.full(f"{path}/{file}"), None)
@@ -171,10 +172,20 @@ def _find_remains(
         elif store.exists(f"{path}/{MANIFEST}"):
             # The manifest does not parse, so the directory stays, and ``collect`` reports it.
             continue
-        elif min((age(store, full, now) for full in sizes), default=min_age) >= min_age:
+        # A writer makes folders before its first file, so without files the time of the folder counts.
+        elif min(age(store, full, now) for full in sizes or [store.full(path)]) >= min_age:
             size = sum(sizes.values())
             remains.append(Removal(path=path, bytes=size, reason="never committed", kind=REMAINS))
     return remains
+
+
+def _sizes(store: Store, path: str) -> dict[str, int]:
+    # Returns the bytes of the files below ``path``. A training that writes or prunes may remove some meanwhile.
+    sizes = {}
+    for full in store.fs.find(store.full(path)):
+        with suppress(FileNotFoundError):
+            sizes[full] = store.fs.info(full)["size"]
+    return sizes
 
 
 def sweep(store: Store, going: list[Removal]) -> None:
@@ -189,7 +200,8 @@ def sweep(store: Store, going: list[Removal]) -> None:
             for one in quarantine.listed(store, removal.path.rsplit("/", 2)[0]):
                 if one.path == removal.path:
                     quarantine.remove(store, one)
-        elif removal.kind == REMAINS:
+        # A training that went on since may have committed a checkpoint where the remains lay.
+        elif removal.kind == REMAINS and not store.exists(f"{removal.path}/{MANIFEST}"):
             remove(store, removal.path)
 
 

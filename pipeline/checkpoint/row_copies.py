@@ -83,6 +83,8 @@ def copy_rows(
 ) -> list[RowBlock]:
     """Copy this rank's owned rows: those that ``touched`` marks, or all (None). Call ``touched.unite`` before.
 
+    Shards without such rows have no block.
+
     Raises:
         GuardError: A weight or an optimizer state is not finite; names table and row.
     """
@@ -97,6 +99,9 @@ def copy_rows(
         if touched is not None:
             rows = touched.mask(shard_key(shard)).nonzero().squeeze(1)
             count = len(rows)
+        # A shard that was not trained since the baseline has nothing to encode, and no sample to choose a coding by.
+        if not count:
+            continue
         picked.append((shard, rows, count))
         if shard.scratch() is None:
             in_memory += _count_values(shard, count)

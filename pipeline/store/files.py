@@ -75,7 +75,8 @@ def whole_file(url: str, option: str) -> Iterator[Any]:
             try:
                 with _open_remote(fs, partial, url, option) as sink:
                     yield sink
-                fs.mv(partial, full)
+                # fsspec's own ``mv`` takes ``[``, ``*`` and ``?`` in a name for a pattern.
+                Steady(fs).mv(partial, full)
             except BaseException:
                 if fs.exists(partial):
                     fs.rm_file(partial)

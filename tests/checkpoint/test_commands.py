@@ -14,6 +14,7 @@ import xxhash
 from safetensors.torch import load_file
 
 from pipeline.checkpoint.export import export
+from pipeline.checkpoint.retention import collect, sweep
 from pipeline.cli import main
 from pipeline.store import FileEntry, Store
 from tests.checkpoint.built import DIM, DIRECTORY, ROWS, put, quantised_chain, restored
@@ -180,6 +181,51 @@ def test_gc_takes_retention_from_flags_and_removes_old_remains(store, capsys):
     reasons = {each["path"][-13:]: each["reason"] for each in result["removed"]}
     assert reasons == {"step-00000003": "outside retention", "step-00000009": "never committed"}
     assert store.names(DIRECTORY) == ["step-00000001", "step-00000002", "step-00000004", "step-00000005"]
+
+
+def test_gc_takes_no_folder_that_a_writer_has_just_made_for_remains(store, capsys):
+    made = f"{DIRECTORY}/step-00000009"
+    store.fs.makedirs(store.full(f"{made}/rows/a"))
+    assert ckpt_json(store, capsys, "gc")["removed"] == []
+    os.utime(store.full(made), (0, 0))
+    assert [each["path"] for each in ckpt_json(store, capsys, "gc")["removed"]] == [made]
+
+
+def test_gc_passes_over_a_file_that_goes_while_it_looks(store, monkeypatch):
+    for name in ("0", "1"):
+        store.write_bytes(f"{DIRECTORY}/step-00000009/rows/a/{name}", b"x")
+    find = store.fs.find
+
+    def find_before_another_removes(path, **more):
+        found = find(path, **more)
+        if "step-00000009" in path:
+            store.fs.rm_file(found[0])
+        return found
+
+    monkeypatch.setattr(store.fs, "find", find_before_another_removes)
+    going, _ = collect(store, None, min_age_seconds=0)
+    assert [(each.path[-13:], each.bytes) for each in going] == [("step-00000009", 1)]
+
+
+def test_gc_keeps_a_checkpoint_committed_where_it_found_remains(store):
+    store.write_bytes(f"{DIRECTORY}/step-00000009/rows/a/0", b"x")
+    going, _ = collect(store, None, min_age_seconds=0)
+    assert [each.path[-13:] for each in going] == ["step-00000009"]
+    again = put(store, 9)
+    sweep(store, going)
+    store.verify(again)
+
+
+def test_the_newest_of_a_run_is_that_of_the_latest_step_whatever_the_clocks_of_its_hosts_say(store, capsys):
+    early = store.get(f"{DIRECTORY}/step-00000001", "train")
+    store.write_manifest(dataclasses.replace(early, created=early.created + 3600))
+    assert ckpt_json(store, capsys, "show", "r")["step"] == 3
+    # Of two trainings of the run, the one written last counts.
+    put(store, 1, directory="runs/r/checkpoints/9876543210")
+    assert ckpt_json(store, capsys, "show", "r")["step"] == 3
+    late = store.get("runs/r/checkpoints/9876543210/step-00000001", "train")
+    store.write_manifest(dataclasses.replace(late, created=late.created + 7200))
+    assert ckpt_json(store, capsys, "show", "r")["path"] == late.path
 
 
 @pytest.mark.parametrize(

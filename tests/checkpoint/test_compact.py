@@ -25,7 +25,9 @@ def test_a_compacted_chain_restores_the_same_bits_in_its_own_coding(tmp_path, na
     assert store.get(last.path, "train") == done
     same(before, restored(store, done))
     on_disk = {path.name for path in (tmp_path / "store" / last.path).iterdir()}
-    assert on_disk == {"manifest.json", "index-compacted.json", "compacted", "dense.safetensors", "state.json"}
+    index = done.summary["index"]
+    folder = index.removeprefix("index-").removesuffix(".json")
+    assert on_disk == {"manifest.json", index, folder, "dense.safetensors", "state.json"}
     store.verify(done)
     assert compact(store, done) is done
 
@@ -120,6 +122,38 @@ def test_a_checkpoint_removed_while_it_is_compacted_stays_removed(tmp_path):
     assert store.find(last.path) is None
 
 
+def test_two_compactions_at_once_lose_nothing(tmp_path):
+    store = new_store(tmp_path)
+    put(store, 1)
+    last = put(store, 2, [1], 0.3)
+    before = restored(store, last)
+
+    def begin_another(point):
+        if point == FaultPoint.BEFORE_SWAP:
+            with pytest.raises(Killed):
+                compact(store, last, killer(FaultPoint.COMPACT, 1))
+
+    done = compact(store, last, begin_another)
+    store.verify(done)
+    same(before, restored(store, store.get(last.path, "train")))
+
+
+def test_of_two_compactions_the_later_one_is_told_and_leaves_no_files(tmp_path):
+    store = new_store(tmp_path)
+    put(store, 1)
+    last = put(store, 2, [1], 0.3)
+    before = restored(store, last)
+
+    def end_another(point):
+        if point == FaultPoint.BEFORE_SWAP:
+            compact(store, last)
+
+    with pytest.raises(ArtifactError, match="was removed or replaced while it was compacted"):
+        compact(store, last, end_another)
+    same(before, restored(store, store.get(last.path, "train")))
+    assert collect(store, None, keep_last=2, min_age_seconds=0)[0] == []
+
+
 def test_a_damaged_chain_is_not_compacted(tmp_path):
     store = new_store(tmp_path)
     base = put(store, 1)
@@ -129,6 +163,8 @@ def test_a_damaged_chain_is_not_compacted(tmp_path):
     with pytest.raises(ArtifactError, match="corrupt"):
         compact(store, last)
     assert store.get(last.path, "train") == last
+    # The rows of the delta had been written by then.
+    assert set(store.names(last.path)) == {"dense.safetensors", "index.json", "manifest.json", "rows", "state.json"}
 
 
 def test_rows_are_read_in_order_in_windows_of_any_size(tmp_path):

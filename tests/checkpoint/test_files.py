@@ -3,6 +3,7 @@
 import json
 import os
 import subprocess
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,12 +11,14 @@ import torch
 from pipeline.checkpoint.checkpointer import latest
 from pipeline.checkpoint.chunks import RowBlock
 from pipeline.checkpoint.fault_points import FaultPoint
-from pipeline.checkpoint.index import committed
+from pipeline.checkpoint.index import committed, name_of
 from pipeline.checkpoint.reader import apply_block
+from pipeline.checkpoint.save import write_checkpoint
 from pipeline.checkpoint.train_state import TrainState, flatten_optimizer, load_optimizer
 from pipeline.core.errors import ArtifactError
 from pipeline.store import Store
-from tests.checkpoint.single import access, read, shard, write
+from tests.checkpoint.built import CODINGS
+from tests.checkpoint.single import Picked, access, job, read, shard, write
 
 
 @pytest.fixture
@@ -39,6 +42,19 @@ def test_chunks_are_bounded_and_cover_owned_shards_once(store):
     assert {e["file"] for e in extents} | {"index.json", "state.json", "dense.safetensors"} == set(artifact.files)
     tiny = write(store, chunk=1)
     assert [e["rows"] for e in store.read_json(f"{tiny.path}/index.json")["files"]] == [1] * 10
+
+
+def test_a_delta_without_rows_is_committed_in_every_coding(store):
+    base = write(store)
+    for number, (name, coding) in enumerate(CODINGS.items(), start=2):
+        made = job(f"c/{name_of(number)}", parents=[1], picked=Picked())
+        delta = write_checkpoint(store, replace(made, coding=lambda block, coding=coding: coding), None)
+        assert delta.summary["rows"] == 0, name
+        rows = access(shard())
+        rows.local_shards()[0].weight.zero_()
+        read(store, delta, rows)
+        assert torch.equal(rows.local_shards()[0].weight, shard().weight)
+    store.verify(base)
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.Adagrad, torch.optim.SGD])

@@ -203,7 +203,7 @@ def test_the_page_names_every_key(tmp_path):
     named = set(re.findall(r"`([a-z_.]+)`", PAGE))
     assert set(record) <= named
     assert set(record["summary"]) <= named
-    index = json.loads(store.fs.cat_file(store.full(f"{done.path}/index-compacted.json")))
+    index = json.loads(store.fs.cat_file(store.full(f"{done.path}/{done.summary['index']}")))
     assert all(f'"{key}"' in PAGE for key in {*index, *index["files"][0]})
     state = json.loads(store.fs.cat_file(store.full(f"{done.path}/state.json")))
     assert {f"train.{key}" for key in state["train"]} | {"optimizer"} <= named

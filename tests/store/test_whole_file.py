@@ -46,6 +46,14 @@ def test_two_that_write_at_once_do_not_mix(tmp_path: Path, place: str) -> None:
     assert fs.cat_file(full) == b"first and last" and len(fs.ls(full.rpartition("/")[0])) == 1
 
 
+@pytest.mark.parametrize("name", ["a[1]/out", "a*/out", "a/out?"])
+def test_a_name_is_no_pattern(tmp_path: Path, name: str) -> None:
+    url = f"memory://{tmp_path.name}/{name}"
+    write(url, "rows")
+    fs, full = fsspec.core.url_to_fs(url)
+    assert fs.cat_file(full) == b"rows" and len(fs.find(f"/{tmp_path.name}")) == 1
+
+
 def test_a_pipe_stays_a_pipe(tmp_path: Path) -> None:
     pipe, read = tmp_path / "pipe", []
     os.mkfifo(pipe)
