@@ -29,7 +29,7 @@ from pipeline.core.errors import (
     UnreachableError,
 )
 from pipeline.core.retrying import explained, passes
-from pipeline.publishing.versions import model_lock, model_path, number_of, require_whole, version_path
+from pipeline.publishing.versions import NAME, model_lock, model_path, number_of, require_whole, version_path
 from pipeline.records.gate import GATE, HOLD, GateRecord
 from pipeline.records.model_version import Promotion
 from pipeline.records.record import read
@@ -112,16 +112,32 @@ def _current_path(model: str) -> str:
 
 def incumbent(store: Store, model: str) -> Artifact | None:
     """Return the serving version; None if there is none. ArtifactError if ``current.json`` names a missing version."""
-    version = read_current(store, model).version
-    if version is None:
+    current = read_current(store, model)
+    if current.version is None:
         return None
-    artifact = store.find(version_path(model, version))
+    artifact = store.find(version_path(model, current.version))
     if artifact is None:
         raise ArtifactError(
-            f"{model_path(model)}/{CURRENT} names {version}, which does not exist",
-            hint=f"nightjar rollback {model}, or nightjar models promote {model} <version> --reason '...'",
+            f"{model_path(model)}/{CURRENT} names {current.version}, which does not exist",
+            hint=_hint_without_incumbent(store, current),
         )
     return artifact
+
+
+def _hint_without_incumbent(store: Store, current: Current) -> str:
+    # Proposes only commands that find a version to let serve.
+    left = list[str]()
+    for name in filter(NAME.fullmatch, store.names(model_path(current.model))):
+        with suppress(DamagedError):
+            if store.find(version_path(current.model, name)) is not None:
+                left.append(name)
+    if not left:
+        file = store.url_of(_current_path(current.model))
+        return f"restore it from a copy; or move {file} away, and the next version is judged as a first one"
+    hint = f"nightjar models promote {current.model} {left[-1]} --reason '...'"
+    if current.previous in left:
+        return f"nightjar rollback {current.model}, or {hint}"
+    return hint
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from pipeline.core.units import plural
 from pipeline.records.record import Record, absent
 
 YEAR = 365  # days
+# No click log has older rows, and a day's arithmetic needs some days before it.
+FIRST_DAY = date(1970, 1, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +93,7 @@ class BudgetLedger(Record):
         for number, look in enumerate(ledger.looks):
             problem = ""
             if not _is_day(look.day):
-                problem = f"day is {look.day!r}, expected YYYY-MM-DD"
+                problem = f"day is {look.day!r}, expected YYYY-MM-DD from {FIRST_DAY} on"
             elif not 0 <= look.alpha <= 1:
                 problem = f"alpha is {look.alpha}, expected a probability"
             if problem:
@@ -121,6 +123,7 @@ class BudgetLedger(Record):
 def _is_day(text: str) -> bool:
     # fromisoformat also accepts 20260131, which would not compare with other days as text.
     try:
-        return str(date.fromisoformat(text)) == text
+        day = date.fromisoformat(text)
     except ValueError:
         return False
+    return str(day) == text and day >= FIRST_DAY

@@ -39,10 +39,13 @@ def covered_incumbent(config: Config, store: Store, train_key: str) -> str | Non
     """
     current = promotion.incumbent(store, config.model_name)
     while current is not None and current.inputs.get("train") == train_key:
-        former = current.summary.get("incumbent")
+        former: str | None = current.summary.get("incumbent")
         if not former:
             return None
         current = store.find(versions.version_path(config.model_name, former))
+        if current is None:
+            # Without its name, a model that was held beside it would be judged as a first one, and pass.
+            return former
     if current is None:
         return None
     return current.path.rpartition("/")[2]

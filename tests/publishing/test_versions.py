@@ -196,8 +196,41 @@ def test_a_damaged_current_json_is_said_not_guessed(store: Store) -> None:
 def test_an_incumbent_that_was_removed_is_said(store: Store) -> None:
     promote(store, A)
     Path(store.full(f"models/m/{A}/manifest.json")).unlink()
-    with pytest.raises(ArtifactError, match=f"names {A}, which does not exist"):
+    with pytest.raises(ArtifactError, match=f"names {A}, which does not exist") as caught:
         promotion.incumbent(store, "m")
+    # The first version has no rollback, so the hint names what does help.
+    assert caught.value.hint == f"nightjar models promote m {C} --reason '...'"
+
+
+def test_a_removed_incumbent_has_a_rollback_where_the_version_before_is_whole(store: Store) -> None:
+    promote(store, A, B)
+    shutil.rmtree(store.full(f"models/m/{B}"))
+    with pytest.raises(ArtifactError) as caught:
+        promotion.incumbent(store, "m")
+    assert caught.value.hint.startswith("nightjar rollback m, or nightjar models promote m ")
+    assert promotion.roll_back(store, "m").version == A
+
+
+def test_after_the_last_version_was_removed_the_hint_starts_anew(store: Store) -> None:
+    promote(store, A)
+    for name in (A, B, C):
+        shutil.rmtree(store.full(f"models/m/{name}"))
+    with pytest.raises(ArtifactError) as caught:
+        promotion.incumbent(store, "m")
+    current = Path(store.full("models/m/current.json"))
+    assert f"move {current} away" in caught.value.hint
+    current.unlink()
+    assert promotion.incumbent(store, "m") is None
+
+
+def test_a_training_in_service_is_compared_with_the_version_of_its_verdict_although_that_is_gone(store: Store) -> None:
+    """A held version that somebody promoted would pass as a first one, and replace its own HOLD."""
+    plain(store, D, verdict="HOLD", train="t", incumbent=A)
+    promotion.promote(store, "m", D, by="promote", reason="checked by hand")
+    config = compose(["publish.model=m"])
+    assert release.covered_incumbent(config, store, "t") == A
+    shutil.rmtree(store.full(f"models/m/{A}"))
+    assert release.covered_incumbent(config, store, "t") == A
 
 
 def flip(store: Store, file: str) -> None:

@@ -23,7 +23,7 @@ from pipeline.core.clock import CLOCK, Clock
 from pipeline.core.errors import ArtifactError, ConfigError, FullDiskError, LaunchError, PassingError
 from pipeline.core.retrying import passes
 from pipeline.evaluation.gate.gate import judge
-from pipeline.records.error_budget import YEAR, BudgetLedger, ErrorBudget, Look
+from pipeline.records.error_budget import FIRST_DAY, YEAR, BudgetLedger, ErrorBudget, Look
 from pipeline.records.gate import GateRecord
 from pipeline.specs.gate_check import ScoredRows
 from pipeline.store.conditional import SwappedError, read_marked, swap
@@ -41,8 +41,6 @@ LONGEST_GAP = 30
 LEAST_ALPHA, MOST_ALPHA = 2.0**-53, 0.1
 # Older looks tell nothing about the last year, and nothing about the gap to the newest one.
 KEPT_DAYS = 400
-# No click log has older rows, and a day's arithmetic needs some days before it.
-FIRST_DAY = date(1970, 1, 1)
 # Tries to write beside other writers, one of which succeeds at each try. The waits between tries are random, up to a
 # length that doubles from the first to the longest.
 TRIES = 30
