@@ -13,7 +13,6 @@ from typing import Any
 from pipeline.cli.commands import (
     calibrate,
     ckpt,
-    demo,
     doctor,
     explain,
     judge,
@@ -102,7 +101,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def find_commands() -> list[Command]:
     """Return all commands, in the order of ``nightjar --help``."""
     known = run.commands()
-    for family in (demo, plans, ckpt, published, judge, calibrate, nights, explain, doctor, runs):
+    for family in (plans, ckpt, published, judge, calibrate, nights, explain, doctor, runs):
         known += family.COMMANDS
     known += run.INTERNAL
     for package, added in load_hooks("nightjar.commands").items():

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.cli.commands.demo import _summary
+from pipeline.plugins.demo.demo_command import _summary
 from pipeline.schedule.store_overview import read_overview
 from pipeline.store import Store
 from tests.commands import nightjar_in_turn

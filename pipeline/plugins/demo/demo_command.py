@@ -256,5 +256,6 @@ COMMANDS = (
         _add_arguments,
         EPILOG,
         takes_store=True,
+        after="publish",
     ),
 )

@@ -1,0 +1,5 @@
+"""``nightjar`` in this process, as the command line's tests run it."""
+
+from tests.cli.conftest import nightjar
+
+__all__ = ["nightjar"]
