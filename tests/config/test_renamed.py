@@ -99,9 +99,16 @@ def test_a_recorded_configuration_is_read_with_either_name(tmp_path: Path) -> No
     assert load(Store(str(tmp_path)), "r") == config
 
 
-def test_a_record_that_is_no_configuration_is_an_error() -> None:
+@pytest.mark.parametrize("text", ["- a\n- b\n", "[]", "0", "a", "''"])
+def test_a_record_that_is_no_configuration_is_an_error(text: str) -> None:
     with pytest.raises(ConfigError, match="not a mapping of settings"):
-        from_yaml("- a\n- b\n")
+        from_yaml(text)
+
+
+@pytest.mark.parametrize("text", ["seed: 1\nseed: 2\n", "seed: {", "seed: !!set {1}", "? [a]\n: 1", "null: 1"])
+def test_a_record_with_what_no_setting_may_be_is_an_error(text: str) -> None:
+    with pytest.raises(ConfigError):
+        from_yaml(text)
 
 
 def test_keys_and_run_names_are_made_of_the_first_names(monkeypatch: pytest.MonkeyPatch) -> None:

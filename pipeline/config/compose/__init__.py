@@ -17,12 +17,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import yaml
 from hydra import initialize_config_dir
 from hydra._internal.hydra import Hydra
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_yaml_loader
 
 from pipeline.config import Config
 from pipeline.config.checks import check, check_mapping_settings, check_validation_settings
@@ -260,10 +262,14 @@ def from_yaml(text: str) -> Config:
 
 
 # Cached, because a night reads the same few files many times (its own, and that of the run that it continues), and
-# OmegaConf takes a third of a second for each. ``registered`` is only part of the key: the schema depends on plugins.
+# OmegaConf takes a sixth of a second for each. ``registered`` is only part of the key: the schema depends on plugins.
 @functools.lru_cache(maxsize=CACHED_TREES)
 def _recorded_tree(text: str, registered: object) -> DictConfig:
-    written = OmegaConf.to_container(OmegaConf.create(text))
+    # Not by OmegaConf.create, which would also build a tree that is not needed.
+    written = yaml.load(text, Loader=get_yaml_loader())
+    # An empty text has the default of every setting.
+    if written is None:
+        written = {}
     if not isinstance(written, dict):
         raise ConfigError(
             "the configuration is not a mapping of settings",
@@ -271,7 +277,8 @@ def _recorded_tree(text: str, registered: object) -> DictConfig:
         )
     # Recorded settings are resolved, so anything that looks like a reference is plain text.
     plain = cast(dict[str, Any], _without_interpolations(written))
-    tree = OmegaConf.merge(schema_for(plain), with_new_names(plain))
+    # The schema is a copy already.
+    tree = OmegaConf.unsafe_merge(schema_for(plain), with_new_names(plain))
     assert isinstance(tree, DictConfig)
     return tree
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -137,11 +138,20 @@ def schema_for(recorded: dict[Any, Any]) -> DictConfig:
     """Return the schema of a configuration, with the settings of the model that ``recorded`` names."""
     # Call this for its errors about packages' checks, to which OmegaConf would add lines of its own.
     gate_settings()
-    # The type of field ``model`` has only what all models share, and would refuse a single model's settings.
-    schema: DictConfig = OmegaConf.structured(Config)
     model = recorded.get(GROUP)
-    if isinstance(model, dict) and "name" in model:
-        schema.model = settings_class(str(model["name"]))
+    name = str(model["name"]) if isinstance(model, dict) and "name" in model else None
+    # A copy, because whoever asks for a schema writes into it.
+    schema: DictConfig = copy_tree(_schema_with(name, Registry.state))
+    return schema
+
+
+@functools.lru_cache(maxsize=CACHED_TREES)
+def _schema_with(model: str | None, registered: object) -> DictConfig:
+    # ``registered`` is only part of the key: the schema depends on plugins.
+    schema: DictConfig = OmegaConf.structured(Config)
+    # The type of field ``model`` has only what all models share, and would refuse a single model's settings.
+    if model is not None:
+        schema.model = settings_class(model)
     return schema
 
 
