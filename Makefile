@@ -6,7 +6,9 @@ DEVICE      ?= cpu
 # The package index that serves torch for DEVICE; empty: the default index. Nothing else comes from it.
 TORCH_INDEX ?=
 PIP         := .venv/bin/python -m pip --disable-pip-version-check -q
-LOCKED      := $(PIP) install --no-deps --require-hashes
+# pip would compile 19,000 files, which takes a minute; nightjar imports 3,000 of them (USED).
+LOCKED      := $(PIP) install --no-deps --require-hashes --no-compile
+USED        := import pipeline.cli, pipeline.stages.release, pipeline.training.trainer, torch._inductor.compile_fx
 INSTALLED   := .venv/.installed-$(DEVICE)
 # What nightjar sets for its own processes (pipeline/core/cpus.py): a benchmark's threads sleep as soon as those of a training.
 GOMP_SPINCOUNT ?= 1000
@@ -36,6 +38,7 @@ $(INSTALLED): requirements/$(DEVICE).txt requirements/torch-$(DEVICE).txt requir
 	@$(LOCKED) -r requirements/$(DEVICE).txt -r requirements/dev.txt
 	@$(LOCKED) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r requirements/torch-$(DEVICE).txt
 	@$(PIP) install --no-deps --no-build-isolation -e .
+	@.venv/bin/python -c "$(USED)"
 	@touch $@
 
 install: $(INSTALLED) ## create .venv and install the lock file of DEVICE
