@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pipeline.checkpoint.container import VERIFY, read_tensors, unreadable, write_tensors
-from pipeline.checkpoint.quantise import Coding, EncodedRows, decode, encode
+from pipeline.checkpoint.quantise import LARGEST, LEAST_UNIT, Coding, EncodedRows, decode, encode, magnitudes, unit_of
 from pipeline.core.errors import DamagedError
 
 FORMAT = "nightjar-rows-1"
@@ -40,6 +40,8 @@ _SAMPLE = 64 << 10
 _STATE = "state."
 _CHUNK = "a chunk of table rows"
 HOT = Coding(8)
+# A float16 has its whole precision down to this value.
+_WHOLE_PRECISION = 2.0**-14
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,50 @@ def split_by_heat(block: RowBlock, coding: TableCoding) -> list[tuple[Tensor | N
             return [(None, replace(coding, weight=weight))]
         parts.append((rows, replace(coding, weight=weight)))
     return parts
+
+
+def split_by_magnitude(block: RowBlock, coding: TableCoding) -> list[tuple[RowBlock, TableCoding]]:
+    """Split ``block`` so that every row keeps its precision, whatever the magnitudes of the others.
+
+    The ranges of the quantised rows of a chunk are float16 in one unit, so rows that are too small for it get a chunk
+    of their own. Rows with values that a coding cannot hold are stored as fp32.
+    """
+    if coding.weight == "fp32" or not block.weight.numel():
+        return [(block, coding)]
+    # 1. Find where nothing is to be split: rows of zeros fit any unit.
+    sizes = magnitudes(block.weight)
+    most, least = float(sizes.max()), float(sizes.where(sizes > 0, torch.inf).min())
+    limit = LARGEST if isinstance(coding.weight, Coding) else torch.finfo(torch.float16).max
+    if most <= limit and least > _least_in_unit(most, coding):
+        return [(block, coding)]
+
+    # 2. Split off what is too large, then what each unit holds.
+    parts = []
+    if most > limit:
+        parts.append((take_rows(block, (sizes > limit).nonzero()[:, 0]), replace(coding, weight="fp32")))
+    rows = (sizes <= limit).nonzero()[:, 0]
+    while len(rows):
+        left = sizes[rows]
+        held = (left > _least_in_unit(float(left.max()), coding)) | (left == 0)
+        parts.append((take_rows(block, rows[held]), coding))
+        rows = rows[~held]
+    return parts
+
+
+def _least_in_unit(most: float, coding: TableCoding) -> float:
+    # Returns the magnitude that rows must exceed to be coded precisely beside one of magnitude ``most``. What is too
+    # small for the least unit has to do with it.
+    unit = unit_of(most)
+    if not isinstance(coding.weight, Coding) or unit <= LEAST_UNIT:
+        return 0.0
+    return unit * _WHOLE_PRECISION
+
+
+def take_rows(block: RowBlock, rows: Tensor | slice) -> RowBlock:
+    """Return the rows of ``block`` at positions ``rows``, rising; a slice gives views."""
+    places = rows if isinstance(rows, slice) else rows.numpy()
+    states = {name: state[rows] for name, state in block.state.items()}
+    return RowBlock(block.table, block.ids[places], block.column, block.weight[rows], states)
 
 
 def write_block(sink: BinaryIO, block: RowBlock, coding: TableCoding) -> None:

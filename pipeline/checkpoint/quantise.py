@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,6 +31,8 @@ from pipeline.core.kernels import load_kernels
 _TILE_VALUES = 32_000
 # Bits by expected restores, rising; more restores than the last entry need 8 bits (section 4.2.2).
 _BITS_BY_RESTORES = ((1, 2), (3, 3), (20, 4))
+# The largest magnitude that is quantised: the search for a range squares values, in float32. The least unit.
+LARGEST, LEAST_UNIT = 2.0**60, 2.0**-100
 # The numbers of bits that do not divide a byte.
 _GROUPED = (3, 6)
 # (steps, shrink, fits) tried by `choose_coding`, cheapest first; (25, 0.6) is near k-means in the paper.
@@ -83,7 +86,7 @@ def packed_bytes(columns: int, bits: int) -> int:
 
 
 def encode(rows: Tensor, coding: Coding) -> EncodedRows:
-    """Quantise ``rows`` (float32 [n, columns], finite)."""
+    """Quantise ``rows`` (float32 [n, columns], no magnitude above ``LARGEST``)."""
     count, columns = rows.shape
     codes = torch.empty(count, packed_bytes(columns, coding.bits), dtype=torch.uint8)
     low = torch.empty(count, dtype=torch.float16)
@@ -91,24 +94,44 @@ def encode(rows: Tensor, coding: Coding) -> EncodedRows:
     if not codes.numel():
         return EncodedRows(codes, low, span, 1.0, coding.bits, columns)
 
-    # 1. Find the unit of all rows: the largest magnitude, rounded up to a power of two, since scaling by it is exact.
-    kernels = load_kernels("rowcodes")
-    if kernels is not None and (rows.dtype != torch.float32 or rows.stride(1) != 1):
-        kernels = None
-    if kernels is not None:
-        largest = kernels.largest(rows)
-    else:
-        # Work tile by tile, to avoid a temporary of the size of all rows and a second team of threads.
-        largest = max(max(float(tile.max()), -float(tile.min())) for _, tile in _tiles(rows))
-    unit = 2.0 ** math.ceil(math.log2(max(largest, 2.0**-100)))
+    # 1. Find the unit of all rows.
+    unit = unit_of(float(magnitudes(rows).max()))
 
     # 2. Compute the codes, and the range of each row.
+    kernels = _kernels_for(rows)
     if kernels is not None:
         search = coding.steps, int(coding.steps * coding.shrink), coding.fits
         kernels.encode(rows, coding.bits, search, unit, codes, low, span)
     else:
         _encode_tiles(rows, coding, unit, codes, low, span)
     return EncodedRows(codes, low, span, unit, coding.bits, columns)
+
+
+def unit_of(largest: float) -> float:
+    """Return the unit of rows whose largest magnitude is ``largest``: the next power of two, which scales exactly."""
+    return 2.0 ** math.ceil(math.log2(max(largest, LEAST_UNIT)))
+
+
+def magnitudes(rows: Tensor) -> Tensor:
+    """Return the largest magnitude of each of ``rows`` (float32 [n, columns], finite), float32 [n]."""
+    found = torch.zeros(len(rows))
+    if not rows.numel():
+        return found
+    kernels = _kernels_for(rows)
+    if kernels is not None:
+        kernels.magnitudes(rows, found)
+        return found
+    # Work tile by tile, to avoid a temporary of the size of all rows and a second team of threads.
+    for start, tile in _tiles(rows):
+        found[start : start + len(tile)] = tile.abs().amax(1)
+    return found
+
+
+def _kernels_for(rows: Tensor) -> Any:
+    kernels = load_kernels("rowcodes")
+    if kernels is not None and (rows.dtype != torch.float32 or rows.stride(1) != 1):
+        return None
+    return kernels
 
 
 def _encode_tiles(rows: Tensor, coding: Coding, unit: float, codes: Tensor, low: Tensor, span: Tensor) -> None:

@@ -25,7 +25,15 @@ from urllib.parse import quote
 import torch.distributed as dist
 from torch import Tensor
 
-from pipeline.checkpoint.chunks import RowBlock, TableCoding, coding_name, split_by_heat, write_block
+from pipeline.checkpoint.chunks import (
+    RowBlock,
+    TableCoding,
+    coding_name,
+    split_by_heat,
+    split_by_magnitude,
+    take_rows,
+    write_block,
+)
 from pipeline.checkpoint.collectives import gather_records, run_on_all_ranks, run_on_rank0, this_rank
 from pipeline.checkpoint.container import write_tensors
 from pipeline.checkpoint.fault_points import FaultPoint, OnPoint, ignore
@@ -129,20 +137,26 @@ def _write_rows(draft: Draft, job: Job, on_point: OnPoint, deadline: float) -> l
             write_block(sink, block, coding)
             on_point(FaultPoint.CHUNK)
 
-    # A shard's block is split twice: by the coding of its rows, then into parts of the size of a chunk.
     with _flush_behind(draft) as flush:
-        for block in job.blocks:
-            for rows, coding in split_by_heat(block, job.coding(block)):
-                for part in pieces(block, rows, job.chunk_bytes):
-                    # The other ranks wait for this one, so it must give up in time for them to hear of it.
-                    if job.now() > deadline:
-                        raise PassingError(f"{job.path} was not written within {job.seconds:g} s", hint=SLOW)
-                    extent = extent_of(this_rank(), len(extents), part, coding)
-                    on_point(FaultPoint.ENCODE)
-                    _write_file(draft, extent.file, partial(write, extent.file, part, coding))
-                    extents.append(extent)
-                    flush(extent.file)
+        for part, coding in _chunks_of(job):
+            # The other ranks wait for this one, so it must give up in time for them to hear of it.
+            if job.now() > deadline:
+                raise PassingError(f"{job.path} was not written within {job.seconds:g} s", hint=SLOW)
+            extent = extent_of(this_rank(), len(extents), part, coding)
+            on_point(FaultPoint.ENCODE)
+            _write_file(draft, extent.file, partial(write, extent.file, part, coding))
+            extents.append(extent)
+            flush(extent.file)
     return extents
+
+
+def _chunks_of(job: Job) -> Iterator[tuple[RowBlock, TableCoding]]:
+    # A shard's block is split by the coding of its rows, then into parts of the size of a chunk, and these by magnitude
+    # where it varies too much.
+    for block in job.blocks:
+        for rows, coding in split_by_heat(block, job.coding(block)):
+            for part in pieces(block, rows, job.chunk_bytes):
+                yield from split_by_magnitude(part, coding)
 
 
 def _write_dense(draft: Draft, dense: dict[str, Tensor], on_point: OnPoint) -> None:
@@ -183,14 +197,8 @@ def pieces(block: RowBlock, rows: Tensor | None, limit: int) -> Iterator[RowBloc
     step = max(1, limit // (4 * max(1, values)))
     count = len(block.ids) if rows is None else len(rows)
     for start in range(0, count, step):
-        if rows is None:
-            part: slice | Tensor = slice(start, start + step)
-            ids = block.ids[start : start + step]
-        else:
-            part = rows[start : start + step]
-            ids = block.ids[part.numpy()]
-        states = {name: state[part] for name, state in block.state.items()}
-        yield RowBlock(block.table, ids, block.column, block.weight[part], states)
+        part = slice(start, start + step)
+        yield take_rows(block, part if rows is None else rows[part])
 
 
 def extent_of(rank: int, number: int, block: RowBlock, coding: TableCoding) -> Extent:

@@ -7,9 +7,17 @@ import numpy as np
 import pytest
 import torch
 
-from pipeline.checkpoint.chunks import HOT, RowBlock, TableCoding, read_block, split_by_heat, write_block
+from pipeline.checkpoint.chunks import (
+    HOT,
+    RowBlock,
+    TableCoding,
+    read_block,
+    split_by_heat,
+    split_by_magnitude,
+    write_block,
+)
 from pipeline.checkpoint.codings import Codings
-from pipeline.checkpoint.quantise import Coding
+from pipeline.checkpoint.quantise import LARGEST, Coding
 from pipeline.config import CheckpointConfig
 from pipeline.core.errors import ArtifactError
 from pipeline.specs import TABLE_OPTIMIZERS
@@ -46,6 +54,70 @@ def test_smaller_codings_come_back_close(weight, error: float) -> None:
     found = read_block(stored(rows, TableCoding(weight, state="bf16")), "x")
     assert (found.weight - rows.weight).abs().max() <= error * rows.weight.abs().max()
     assert torch.allclose(found.state["adagrad_sum"], rows.state["adagrad_sum"], rtol=2**-8)
+
+
+def of_all_magnitudes() -> RowBlock:
+    """Rows of 2^-110 to 2^128, one of zeros and one of equal values."""
+    rows = block(range(3, 603))
+    powers = torch.randint(-110, 129, (600, 1), generator=torch.Generator().manual_seed(2))
+    weight = rows.weight / rows.weight.abs().amax(1, keepdim=True) * 0.999 * 2.0 ** powers.double()
+    weight[7], weight[9] = 0.0, 0.001
+    return replace(rows, weight=weight.float())
+
+
+def came_back(rows: RowBlock, coding: TableCoding) -> torch.Tensor:
+    """The weights of ``rows`` after they were stored in the chunks that their magnitudes ask for."""
+    found = torch.full_like(rows.weight, torch.nan)
+    for part, of_part in split_by_magnitude(rows, coding):
+        read = read_block(stored(part, of_part), "x")
+        found[np.searchsorted(rows.ids, read.ids)] = read.weight
+        assert torch.equal(read.state["adagrad_sum"], part.state["adagrad_sum"])
+    return found
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 6, 8])
+def test_every_row_keeps_its_precision_beside_rows_of_any_magnitude(bits: int) -> None:
+    rows = of_all_magnitudes()
+    largest = rows.weight.abs().amax(1)
+    found = came_back(rows, TableCoding(Coding(bits)))
+    spans = rows.weight.amax(1) - rows.weight.amin(1)
+    error = (found - rows.weight).abs().amax(1)
+    quantised = largest <= LARGEST
+    assert torch.equal(found[~quantised], rows.weight[~quantised]) and 50 < quantised.sum() < 550
+    # Half a step of the grid, and what float16 leaves of its ends.
+    limit = spans / (2**bits - 1) / 2 + 2**-10 * largest
+    assert bool((error <= limit)[quantised].all())
+
+
+@pytest.mark.parametrize("bits", [2, 4])
+def test_a_searched_range_is_no_worse_than_the_plain_one_for_rows_of_any_magnitude(bits: int) -> None:
+    rows = of_all_magnitudes()
+    plain, searched = (
+        came_back(rows, TableCoding(coding)).sub_(rows.weight).double().square().sum(1)
+        for coding in (Coding(bits), Coding(bits, 25, 0.6, 2))
+    )
+    assert bool(searched.isfinite().all())
+    # The search compares squares, which float32 does not tell apart below 2^-149.
+    compared = rows.weight.abs().amax(1) > 2.0**-60
+    assert bool((searched <= plain * 1.02)[compared].all())
+
+
+def test_values_that_half_precision_cannot_hold_are_stored_as_they_are() -> None:
+    rows = block(range(40))
+    rows.weight[5, 2], rows.weight[9] = 3e38, -65_600.0
+    found = came_back(rows, TableCoding("fp16"))
+    assert torch.equal(found[[5, 9]], rows.weight[[5, 9]])
+    others = [row for row in range(40) if row not in (5, 9)]
+    assert torch.equal(found[others], rows.weight[others].half().float())
+
+
+@pytest.mark.parametrize("weight", ["fp32", "fp16", Coding(4), Coding(8)])
+def test_rows_of_usual_magnitudes_are_not_split(weight: str | Coding) -> None:
+    rows = block(range(500))
+    rows.weight[3], rows.weight[4] = 0.0, 0.001
+    coding = TableCoding(weight)
+    for given in (rows, replace(rows, weight=torch.zeros(500, 8)), block(range(0))):
+        assert split_by_magnitude(given, coding) == [(given, coding)]
 
 
 def test_states_of_values_and_exact_ones_come_back() -> None:

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from pipeline.checkpoint.checkpointer import latest
-from pipeline.checkpoint.chunks import RowBlock
+from pipeline.checkpoint.chunks import RowBlock, TableCoding
 from pipeline.checkpoint.fault_points import FaultPoint
 from pipeline.checkpoint.index import committed, name_of
+from pipeline.checkpoint.quantise import Coding
 from pipeline.checkpoint.reader import apply_block
 from pipeline.checkpoint.save import write_checkpoint
 from pipeline.checkpoint.train_state import TrainState, flatten_optimizer, load_optimizer
@@ -55,6 +56,21 @@ def test_a_delta_without_rows_is_committed_in_every_coding(store):
         read(store, delta, rows)
         assert torch.equal(rows.local_shards()[0].weight, shard().weight)
     store.verify(base)
+
+
+def test_huge_rows_spoil_no_others_of_a_checkpoint(store):
+    large = shard(rows=40)
+    large.weight.uniform_(-1e-3, 1e-3, generator=torch.Generator().manual_seed(3))
+    large.weight[7], large.weight[20, 1] = 1e4, 3e38
+    made = replace(job(rows=access(large), chunk=1 << 20), coding=lambda block: TableCoding(Coding(8)))
+    done = write_checkpoint(store, made, None)
+    assert done.summary["rows"] == 40 and set(done.summary["codings"]) == {"fp32", "q8"}
+    store.verify(done)
+    back = shard(rows=40)
+    read(store, done, access(back))
+    assert back.weight[20, 1] == large.weight[20, 1] and torch.allclose(back.weight[7], large.weight[7], rtol=1e-3)
+    others = [row for row in range(40) if row not in (7, 20)]
+    assert (back.weight - large.weight)[others].abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.Adagrad, torch.optim.SGD])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     # ``nightjar doctor`` opens the library where torch may be missing.
     from torch import Tensor
 
-_VERSION = 1  # version of the functions below, the same as in rowcodes.c
+_VERSION = 2  # version of the functions below, the same as in rowcodes.c
 _ALL = 2  # allows all instruction sets
 
 
@@ -49,11 +49,10 @@ class QuantisationKernels:
 
     def __init__(self, path: Path, level: int = _ALL) -> None:
         self._library, self._level = open_library(path, _VERSION), level
-        self._library.rowcodes_largest.restype = ctypes.c_float
 
-    def largest(self, rows: Tensor) -> float:
-        """Return the largest magnitude in ``rows`` (float32 [n, columns], columns adjacent)."""
-        return float(self._library.rowcodes_largest(ctypes.byref(_task(rows))))
+    def magnitudes(self, rows: Tensor, out: Tensor) -> None:
+        """Fill ``out`` (float32 [n]) with the largest magnitude of each of ``rows`` (float32 [n, columns])."""
+        self._library.rowcodes_magnitudes(ctypes.byref(_task(rows)), ctypes.c_void_p(out.data_ptr()))
 
     def encode(
         self,

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ROWCODES_VERSION 1 /* quantisation_kernels.py expects it */
+#define ROWCODES_VERSION 2 /* quantisation_kernels.py expects it */
 
 typedef struct {
     const float *rows; /* [n, columns], `stride` values apart */
@@ -98,17 +98,20 @@ static float from_half(uint16_t half) {
 
 int rowcodes_version(void) { return ROWCODES_VERSION; }
 
-/* The largest magnitude of the rows' values. */
-float rowcodes_largest(const Task *task) {
-    float largest = 0.0f;
+/* The largest magnitude of each row's values. Magnitudes compare as their bits do, and the compiler makes vectors of
+   integers' comparisons. */
+void rowcodes_magnitudes(const Task *task, float *magnitudes) {
     for (int64_t i = 0; i < task->n; i++) {
         const float *row = task->rows + i * task->stride;
+        int32_t most = 0;
         for (int64_t c = 0; c < task->columns; c++) {
-            float magnitude = fabsf(row[c]);
-            largest = magnitude > largest ? magnitude : largest;
+            int32_t bits;
+            memcpy(&bits, row + c, 4);
+            bits &= 0x7fffffff;
+            most = bits > most ? bits : most;
         }
+        memcpy(magnitudes + i, &most, 4);
     }
-    return largest;
 }
 
 /* Fill codes, low and span; -1 where there is no memory. `level` limits the instruction set: 0 none, 1 AVX2, 2 all. */
