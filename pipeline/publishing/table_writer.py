@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pipeline.checkpoint.quantise import Coding, choose_coding, encode
+from pipeline.checkpoint.quantise import LARGEST, Coding, choose_coding, encode
 from pipeline.checkpoint.reader import WINDOW_BYTES, ChainReader
 from pipeline.publishing.served_tables import FLOATS, bits, record_bytes
 from pipeline.records.serving import TableLayout
@@ -24,7 +24,7 @@ SAMPLE_ROWS = 2048
 
 @dataclass(frozen=True)
 class WrittenTable:
-    """The layout of a written table, its number of values that are not finite, and its trained rows.
+    """The layout of a written table, its number of values that would not be finite, and its trained rows.
 
     ``trained``: a bit for each row (``is_set``); None if the optimizer has no state that shows it.
     """
@@ -39,7 +39,8 @@ def write_table(
 ) -> WrittenTable:
     """Write ``table`` as ``tables/<table>.rows``: each row as in the checkpoints of ``readers``, concatenated.
 
-    Values that are not finite are written as 0 and counted; the gate holds such a version.
+    Values that are not finite, or would not be in this coding, are written as 0 and counted; the gate holds such a
+    version.
 
     Args:
         draft: The version.
@@ -54,6 +55,7 @@ def write_table(
     units: list[float] = []
     block_rows = rows
     not_finite = 0
+    most = torch.finfo(FLOATS[coding]).max if coding in FLOATS else LARGEST
     quantiser: Coding | None = None
     # Only the optimizer's state tells which rows training has moved; without state this is None.
     trained = np.zeros(rows, bool) if readers[0].states(table) else None
@@ -63,10 +65,11 @@ def write_table(
             weight = first.weight
             if len(windows) > 1:
                 weight = torch.cat([window.weight for window in windows], dim=1)
-            finite = torch.isfinite(weight)
-            if not finite.all():
-                not_finite += int((~finite).sum())
-                weight = torch.where(finite, weight, 0.0)
+            # Not true of NaN either.
+            held = weight.abs() <= most
+            if not held.all():
+                not_finite += int((~held).sum())
+                weight = torch.where(held, weight, 0.0)
             if coding in FLOATS:
                 records = weight.to(FLOATS[coding]).contiguous().view(torch.uint8)
             else:

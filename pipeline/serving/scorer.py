@@ -19,7 +19,7 @@ from pipeline.config import Config
 from pipeline.config.data import DataConfig, connector_at
 from pipeline.config.ingest import DedupeConfig, SamplingConfig, SplitConfig
 from pipeline.config.sequences import given_sequences
-from pipeline.core.errors import ArtifactError
+from pipeline.core.errors import ArtifactError, ConfigError
 from pipeline.ingest.engines import in_order
 from pipeline.ingest.labels import labels_of, rows_counted_for
 from pipeline.ingest.parse import parse
@@ -166,10 +166,10 @@ def version_settings(store: Store, place: str) -> Config:
         text = source.read()
     try:
         return from_yaml(text.decode())
-    # OmegaConf raises AssertionError for a scalar.
-    except (UnicodeDecodeError, AssertionError, RecursionError) as error:
+    except (UnicodeDecodeError, RecursionError, ConfigError) as error:
+        why = error.message if isinstance(error, ConfigError) else type(error).__name__
         raise ArtifactError(
-            f"{store.url_of(place)}/config.yaml is no configuration: {type(error).__name__}", hint="publish it again"
+            f"{store.url_of(place)}/config.yaml is no configuration: {why}", hint="publish it again"
         ) from None
 
 

@@ -387,7 +387,7 @@ def test_a_record_that_is_nested_too_deep_is_damaged(tmp_path: Path, name: str) 
         store.read_json(f"{folder.relative_to(tmp_path)}/{name}")
 
 
-@pytest.mark.parametrize("text", [b"\xff\xfe", b"5", b"a: " + b"[" * 5000])
+@pytest.mark.parametrize("text", [b"\xff\xfe", b"5", b"[]", b"train: {lrr: 1}", b"a: " + b"[" * 5000])
 def test_settings_of_a_version_that_are_none_are_an_error_of_the_version(tmp_path: Path, text: bytes) -> None:
     store = Store(str(tmp_path))
     path = made.write_built(store)

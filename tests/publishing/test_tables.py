@@ -54,6 +54,26 @@ def test_a_table_of_one_block_is_what_the_checkpoints_quantiser_gives(tmp_path: 
     assert torch.equal(values, decode(encode(exact, Coding(8))))
 
 
+@pytest.mark.parametrize(("coding", "told"), [("8", 1), ("4", 1), ("fp16", 2), ("fp32", 0)])
+def test_what_a_coding_cannot_hold_is_told_and_never_served_as_infinite(tmp_path: Path, coding: str, told: int) -> None:
+    store = built.new_store(tmp_path)
+    reader = ChainReader(store, built.put(store, 1))
+    real = reader.windows
+
+    def with_large_values(table, window_bytes):
+        for window in real(table, window_bytes):
+            window.weight[3, 2], window.weight[4, 0] = 3e38, -70_000.0
+            yield window
+
+    reader.windows = with_large_values
+    with store.draft("v", kind="model", key="k", config={}, inputs={}) as draft:
+        found = write_table(draft, [reader], "a", coding)
+        draft.commit({})
+    assert found.not_finite == told
+    values = TableReader(Path(store.full(f"v/{found.layout.file}")), found.layout, 1 << 20).lookup(np.arange(50))
+    assert torch.isfinite(values).all()
+
+
 def test_what_training_moved_and_what_is_not_finite_is_told(tmp_path: Path) -> None:
     store = built.new_store(tmp_path)
     weight, sums = built.values(1)["a"]
