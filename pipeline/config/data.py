@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import urllib.parse
 from dataclasses import dataclass
 from datetime import date, timedelta
 
@@ -30,6 +31,8 @@ from pipeline.specs.id_mapping import mapping_of
 
 # The day in a path: {day} is YYYY-MM-DD, and {day:%Y/%m/%d} has its own format.
 DAY_FIELD = re.compile(r"\{day(:[^{}]*)?\}")
+# File systems allow 255 bytes; the rest is for endings, and for what marks a file that is not whole yet.
+MOST_NAME_BYTES = 200
 # Formats of files and of sources without logs; CONNECTORS has the tables and streams.
 FORMATS = ("criteo", "csv", "jsonl", "parquet", "orc", "avro", "synthetic", "tables")
 
@@ -203,6 +206,7 @@ class DataConfig:
         self._check_connector(path)
         self._check_features(path)
         self._check_sequences(path)
+        self._check_lengths(path)
         self._check_zone(path)
         self._check_window(path)
         self._check_day(path)
@@ -285,6 +289,22 @@ class DataConfig:
                 )
             if feature.table is not None:
                 self._check_shared(f"{path}.sparse.{name}.table", name, feature.table)
+
+    def _check_lengths(self, path: str) -> None:
+        # Tables, checkpoints and versions have files that are named after features, percent-encoded.
+        for name in (*self.sparse, *self.event_tables):
+            taken = len(urllib.parse.quote(name, safe=""))
+            if taken <= MOST_NAME_BYTES:
+                continue
+            hint = f"a shorter name; the columns of {path}.sequences have theirs from the sequence and the column"
+            if name in self.sparse:
+                short, column = name[:20].replace(".", "_"), self.sparse[name].column or name
+                hint = f"call it {path}.sparse.{short}, with column: {column}"
+            raise ConfigError(
+                f"the name of feature {name!r} takes {taken} bytes in names of files, expected at most "
+                f"{MOST_NAME_BYTES} (letters and digits take one each, others up to 12)",
+                hint=hint,
+            )
 
     def _check_sequences(self, path: str) -> None:
         # Features, sequences and tasks are columns of one dataset.

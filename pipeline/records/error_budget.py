@@ -96,6 +96,8 @@ class BudgetLedger(Record):
                 problem = f"day is {look.day!r}, expected YYYY-MM-DD from {FIRST_DAY} on"
             elif not 0 <= look.alpha <= 1:
                 problem = f"alpha is {look.alpha}, expected a probability"
+            elif not 0 < look.budget < math.inf:
+                problem = f"budget is {look.budget}, expected a number above 0"
             if problem:
                 raise ArtifactError(
                     f"{where or cls.FILE} is not a {cls.KIND}: looks.{number}.{problem}", hint=cls.REMEDY

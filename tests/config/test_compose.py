@@ -147,6 +147,7 @@ MISTAKES = [
     ("run=a/b", "run is 'a/b', expected at most 100 letters", "run=a-b"),
     ("data.dense.none_such.transform=log1p", "data.dense.none_such does not exist here yet", "+data.dense.none_such"),
     ("+data.sparse.type={}", "'type', a name that PyTorch reserves", "+data.sparse.type_id={column: type}"),
+    (f"+data.sparse.{'a' * 201}={{}}", "takes 201 bytes in names of files, expected at most 200", "column: aaa"),
     ("data.sparse.C1.rowz=5", "data.sparse.C1.rowz is unknown; did you mean data.sparse.C1.rows?", "rows=5"),
     ("foo", "'foo' is not an override, expected key=value", ""),
     ("model.top_mlp=[1", "the override 'model.top_mlp=[1' cannot be read", "quote"),

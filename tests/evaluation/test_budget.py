@@ -365,6 +365,10 @@ DAMAGED = {
         b'{"looks": [{"id": "a", "day": "0001-01-05", "at": 0, "candidate": "c", "budget": 1, "alpha": 0.1}]}',
         "looks.0.day is '0001-01-05', expected YYYY-MM-DD from 1970-01-01 on",
     ),
+    "a budget": (
+        b'{"looks": [{"id": "a", "day": "2026-02-02", "at": 0, "candidate": "c", "budget": -1, "alpha": 0.1}]}',
+        "looks.0.budget is -1",
+    ),
     "an alpha": (
         b'{"looks": [{"id": "a", "day": "2026-02-02", "at": 0, "candidate": "c", "budget": 1, "alpha": NaN}]}',
         "looks.0.alpha is nan, expected a probability",
